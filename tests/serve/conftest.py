@@ -208,8 +208,8 @@ class Process:
 
     def workers(self) -> list[int]:
         """Return the process ids of the workers."""
-        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(each) for each in found.split()]
+        text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(number) for number in text.split()]
 
     def client(self, **options: Any) -> eq.Client:
         return eq.Client(self.address, **options)
@@ -246,9 +246,9 @@ def service(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     """Return one service for the tests that change no model: `default` and `plain`."""
     folder = tmp_path_factory.mktemp("service")
     models = [f"default={saved / 'dan'}", f"plain={saved / 'plain'}"]
-    made = Process(*models, "--store", f"sqlite:///{folder}/x.db", log=folder / "log")
-    yield made
-    assert made.stop() == 0
+    process = Process(*models, "--store", f"sqlite:///{folder}/x.db", log=folder / "log")
+    yield process
+    assert process.stop() == 0
 
 
 Start = Callable[..., Process]
@@ -264,8 +264,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         return running[-1]
 
     yield begin
-    for each in running:
-        if each.process.poll() is None:
-            each.kill()
+    for process in running:
+        if process.process.poll() is None:
+            process.kill()
         else:
-            each._end()
+            process._end()

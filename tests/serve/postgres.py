@@ -36,9 +36,9 @@ if os.getppid() == parent:
 
 def find_programs() -> Path | None:
     """Return the folder of `initdb` and `postgres`; Debian keeps them out of the path."""
-    found = shutil.which("initdb")
-    if found is not None:
-        return Path(found).parent
+    initdb = shutil.which("initdb")
+    if initdb is not None:
+        return Path(initdb).parent
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     return folders[-1].parent if folders else None
 
@@ -49,7 +49,7 @@ def new_folder(root: Path) -> Path:
         owner = left.name.removeprefix(PREFIX)
         lock = left / "data" / "postmaster.pid"
         server = lock.read_text().split()[0] if lock.is_file() else owner
-        if not any(_is_alive(int(each)) for each in (owner, server) if each.isdigit()):
+        if not any(_is_alive(int(process)) for process in (owner, server) if process.isdigit()):
             shutil.rmtree(left, ignore_errors=True)
     folder = root / f"{PREFIX}{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -81,8 +81,8 @@ class Postgres:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self._folder = folder
-        made = self._launch("initdb", "-D", self._data, "-U", "shop", "-A", "trust", "-N")
-        assert made.wait(PATIENCE) == 0, self._told()
+        creation = self._launch("initdb", "-D", self._data, "-U", "shop", "-A", "trust", "-N")
+        assert creation.wait(PATIENCE) == 0, self._log_text()
         self.start()
         self.url = f"postgresql://shop@127.0.0.1:{self.port}/postgres"
 
@@ -91,24 +91,24 @@ class Postgres:
         command = [sys.executable, "-c", LAUNCH, os.getpid(), *account, self._programs / program]
         with (self._folder / "log").open("ab") as log:
             return subprocess.Popen(
-                [str(each) for each in (*command, *words)],
+                [str(word) for word in (*command, *words)],
                 cwd=self._folder,
                 stdout=log,
                 stderr=log,
             )
 
-    def _told(self) -> str:
+    def _log_text(self) -> str:
         return (self._folder / "log").read_text()
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        options = [word for each in OPTIONS for word in ("-c", each)]
+        options = [word for setting in OPTIONS for word in ("-c", setting)]
         place = ("-D", self._data, "-p", self.port, "-k", self._folder)
         self.process = self._launch("postgres", *place, *options)
         end = time.monotonic() + PATIENCE
         while not self._is_ready():
             gone = self.process.poll() is not None or time.monotonic() > end
-            assert not gone, self._told()
+            assert not gone, self._log_text()
             time.sleep(0.02)
 
     def _is_ready(self) -> bool:
@@ -133,4 +133,4 @@ class Postgres:
     def stop(self) -> None:
         """End the server and all connections at once."""
         self.process.send_signal(signal.SIGINT)
-        assert self.process.wait(PATIENCE) == 0, self._told()
+        assert self.process.wait(PATIENCE) == 0, self._log_text()

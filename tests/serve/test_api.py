@@ -32,8 +32,8 @@ def table_ids(texts: list[str]) -> list[Any]:
     return [int(text) if text.lstrip("-").isdigit() else text for text in texts]
 
 
-def click(api: Api, user: object, *wanted: object, **more: object) -> dict[str, Any]:
-    events = [{"user": user, "item": item, **more} for item in wanted]
+def click(api: Api, user: object, *clicked: object, **more: object) -> dict[str, Any]:
+    events = [{"user": user, "item": item, **more} for item in clicked]
     answer = api.post("/v1/events", {"events": events})
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
@@ -96,9 +96,9 @@ def test_ids_of_64_bits_leave_as_text_and_come_in_as_both(served: Serve, wide: P
             facts = answer.json()
             named = ids_in(facts)
             assert named or path == "/v1/events", path
-            assert all(isinstance(each, str) for each in named if each is not None), path
-            texts = [each for each in named if each not in (None, "new")]
-            assert all(-(2**63) <= int(each) < 2**63 for each in texts), path
+            assert all(isinstance(name, str) for name in named if name is not None), path
+            texts = [name for name in named if name not in (None, "new")]
+            assert all(-(2**63) <= int(name) < 2**63 for name in texts), path
             kinds = {facts[name] for name in ("item_ids", "user_ids") if name in facts}
             assert kinds <= {"integer"}, path
     facts = api.get("/v1/models").json()["models"][0]
@@ -181,27 +181,31 @@ def test_negative_feedback_takes_an_item_away(api: Api, dan: eq.Recommender) -> 
 
 
 def test_pages_do_not_repeat(standing: Api) -> None:
-    whole = items(standing.get("/v1/recommend/u5?k=30"))
+    ranking = items(standing.get("/v1/recommend/u5?k=30"))
     pages = [items(standing.get(f"/v1/recommend/u5?k=10&offset={at}")) for at in (0, 10, 20)]
-    assert [item for page in pages for item in page] == whole
+    assert [item for page in pages for item in page] == ranking
     third = standing.get("/v1/recommend/u5?k=10&offset=20").json()["items"]
     assert third[0]["rank"] == 21
     assert items(standing.get("/v1/recommend/u5?k=10&offset=100")) == []
 
 
 def test_exclude_candidates_and_filters(standing: Api) -> None:
-    whole = items(standing.post("/v1/recommend", {"user": "u5", "k": 80}))
-    some = items(standing.post("/v1/recommend", {"user": "u5", "k": 80, "exclude": whole[:3]}))
-    assert some == whole[3:]
-    chosen = [whole[7], whole[2], "unheard of"]
+    ranking = items(standing.post("/v1/recommend", {"user": "u5", "k": 80}))
+    shortened = items(
+        standing.post("/v1/recommend", {"user": "u5", "k": 80, "exclude": ranking[:3]})
+    )
+    assert shortened == ranking[3:]
+    chosen = [ranking[7], ranking[2], "unheard of"]
     body = {"user": "u5", "candidates": chosen}
-    assert items(standing.post("/v1/recommend", body)) == [whole[2], whole[7]]
+    assert items(standing.post("/v1/recommend", body)) == [ranking[2], ranking[7]]
     tea = items(
         standing.post("/v1/recommend", {"user": "u5", "k": 80, "filters": {"kind": "tea"}})
     )
-    assert tea == [item for item in whole if (item - 3) // 10 % 2]
+    assert tea == [item for item in ranking if (item - 3) // 10 % 2]
     both = {"kind": ["tea", "salt"]}
-    assert items(standing.post("/v1/recommend", {"user": "u5", "k": 80, "filters": both})) == whole
+    assert (
+        items(standing.post("/v1/recommend", {"user": "u5", "k": 80, "filters": both})) == ranking
+    )
     wrong = standing.post("/v1/recommend", {"user": "u5", "filters": {"colour": "red"}})
     assert wrong.status_code == 422
     assert "known are kind, title" in wrong.json()["detail"]
@@ -256,9 +260,9 @@ def test_attributes_change_lists_at_once(api: Api) -> None:
     for filters in ({"category": "winter"}, {"tags": "b"}, {"weight": [2.5, 3]}):
         answer = api.post("/v1/recommend", {"user": "u5", "filters": filters})
         assert items(answer) == [second]
-    found = api.get(f"/v1/items/{second}").json()
-    assert found["attributes"]["category"] == "winter"
-    assert found["attributes"]["kind"] in ("tea", "salt")
+    facts = api.get(f"/v1/items/{second}").json()
+    assert facts["attributes"]["category"] == "winter"
+    assert facts["attributes"]["kind"] in ("tea", "salt")
     api.put(f"/v1/items/{first}", {})
     assert items(api.get("/v1/recommend/u5?k=1")) == [first]
 
@@ -346,11 +350,11 @@ def test_reasons_sum_to_the_score(standing: Api, dan: eq.Recommender) -> None:
     answer = standing.post("/v1/recommend", {"user": "u5", "k": 3, "explain": 2}).json()
     for item in answer["items"]:
         expected = dan.explain("u5", int(item["item"]))
-        assert table_ids([each["item"] for each in item["reasons"]]) == expected.sources[:2]
+        assert table_ids([reason["item"] for reason in item["reasons"]]) == expected.sources[:2]
         body = {"user": "u5", "item": item["item"]}
-        whole = standing.post("/v1/explain", body).json()
-        assert whole["score"] == item["score"]
-        parts = [each["contribution"] for each in whole["reasons"]]
+        explanation = standing.post("/v1/explain", body).json()
+        assert explanation["score"] == item["score"]
+        parts = [reason["contribution"] for reason in explanation["reasons"]]
         # sums of numbers given in double precision, in another order
         assert sum(parts) == pytest.approx(item["score"], rel=1e-12)
         assert parts == pytest.approx(expected.contributions, rel=1e-6)
@@ -382,10 +386,10 @@ def test_items_that_no_user_has_explain_nothing(
 def test_similar_and_score_are_those_of_the_model(standing: Api, dan: eq.Recommender) -> None:
     answer = standing.get("/v1/similar?item=13&k=6").json()
     assert table_ids([item["item"] for item in answer["items"]]) == dan.similar(13, k=6).items[0]
-    whole = dan.score([[3, 13]])[0]
+    scores = dan.score([[3, 13]])[0]
     body = {"history": [3, 13], "items": [23, "793", "none"]}
-    found = standing.post("/v1/score", body).json()["scores"]
-    assert [each["score"] for each in found] == [float(whole[2]), float(whole[79]), None]
+    rows = standing.post("/v1/score", body).json()["scores"]
+    assert [row["score"] for row in rows] == [float(scores[2]), float(scores[79]), None]
     empty = standing.post("/v1/score", {"history": [], "items": [23]}).json()
     assert (empty["source"], empty["scores"][0]["score"]) == ("popular", None)
 
@@ -407,14 +411,14 @@ def test_a_batch_answers_and_refuses_entry_by_entry(standing: Api) -> None:
 
 
 def test_items_are_found_by_title_and_id(standing: Api) -> None:
-    found = standing.get("/v1/items?q=item 1&limit=3").json()
-    assert found["total"] == 11  # 1 and 10 to 19
-    assert len(found["items"]) == 3
-    users = [item["users"] for item in found["items"]]
+    page = standing.get("/v1/items?q=item 1&limit=3").json()
+    assert page["total"] == 11  # 1 and 10 to 19
+    assert len(page["items"]) == 3
+    users = [item["users"] for item in page["items"]]
     assert users == sorted(users, reverse=True)
     assert standing.get("/v1/items?q=793").json()["items"][0]["item"] == "793"
-    whole = [standing.get(f"/v1/items?limit=40&offset={at}").json() for at in (0, 40, 80)]
-    assert len({i["item"] for page in whole for i in page["items"]}) == 80
+    pages = [standing.get(f"/v1/items?limit=40&offset={at}").json() for at in (0, 40, 80)]
+    assert len({i["item"] for page in pages for i in page["items"]}) == 80
     script = standing.get("/v1/items", params={"q": "<SCRIPT>"}).json()["items"]
     assert [item["title"] for item in script] == [f"{SCRIPT} item"]
 
@@ -428,8 +432,8 @@ def test_labels_that_are_no_numbers_are_null(served: Serve, tmp_path: Path) -> N
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")
 
-    found = json.loads(text, parse_constant=refuse)["items"]
-    assert [item["attributes"]["price"] for item in found] == [None, None]
+    listed = json.loads(text, parse_constant=refuse)["items"]
+    assert [item["attributes"]["price"] for item in listed] == [None, None]
 
 
 def test_a_forgotten_user_is_unknown_from_then_on(api: Api) -> None:
@@ -443,9 +447,9 @@ def test_a_forgotten_user_is_unknown_from_then_on(api: Api) -> None:
 
 
 def test_models_and_their_facts(standing: Api) -> None:
-    found = standing.get("/v1/models").json()
-    assert [model["name"] for model in found["models"]] == ["default", "plain"]
-    assert found["experiment"] is None
+    answer = standing.get("/v1/models").json()
+    assert [model["name"] for model in answer["models"]] == ["default", "plain"]
+    assert answer["experiment"] is None
     one = standing.get("/v1/model?name=plain").json()
     assert one["summary"] == "EASE l2=200"
     assert one["items"] == 80
@@ -621,10 +625,10 @@ def test_an_experiment_deals_users_and_records_lists(served: Serve) -> None:
     users = [f"v{n}" for n in range(100)]
     dealt = [api.get(f"/v1/recommend/{user}?k=2").json() for user in users]
     again = [api.get(f"/v1/recommend/{user}?k=2").json()["model"] for user in users[:9]]
-    assert again == [each["model"] for each in dealt[:9]]
-    share = np.mean([each["model"] == "default" for each in dealt])
+    assert again == [answer["model"] for answer in dealt[:9]]
+    share = np.mean([answer["model"] == "default" for answer in dealt])
     assert 0.62 < share < 0.88  # 3 of 4, within three standard errors
-    assert {each["experiment"] for each in dealt} == {"dial"}
+    assert {answer["experiment"] for answer in dealt} == {"dial"}
     assert api.get("/v1/models").json()["experiment"]["shares"] == {"default": 0.75, "plain": 0.25}
     chosen = api.post("/v1/recommend", {"user": "v0", "model": "plain"}).json()
     assert chosen["experiment"] is None
@@ -681,7 +685,7 @@ def test_numbers_of_a_replaced_model_leave_the_folder(
         eq.EASE(l2=l2).fit(eq.load(models / "dan").interactions_).save(models / "dan")
         for api in (one, other):
             assert api.post("/v1/admin/reload").status_code == 200
-        assert [each.name[:11] for each in folder.glob("shown-*")] == ["shown-plain"]
+        assert [path.name[:11] for path in folder.glob("shown-*")] == ["shown-plain"]
         assert one.get("/v1/model").json()["shown"] == 0
         assert one.get("/v1/model?name=plain").json()["shown"] == 0.1
 
@@ -734,9 +738,11 @@ def test_a_silent_database_keeps_nobody_waiting(served: Serve, postgres: Postgre
     assert items(api.get("/v1/recommend/new?k=2"))
     batch = {"requests": [{"user": "new"}, {"history": [3], "k": 2}, {"user": "u5"}]}
     with postgres.frozen():
-        asked = [("GET", "/v1/recommend/new", None), ("GET", "/readyz", None)]
-        asked.append(("POST", "/v1/events", {"events": [{"user": "new", "item": 13, "id": "a"}]}))
-        for method, path, body in asked:
+        requests = [("GET", "/v1/recommend/new", None), ("GET", "/readyz", None)]
+        requests.append(
+            ("POST", "/v1/events", {"events": [{"user": "new", "item": 13, "id": "a"}]})
+        )
+        for method, path, body in requests:
             start = time.monotonic()
             answer = api.request(method, path, **({} if body is None else {"json": body}))
             assert time.monotonic() - start < 1.2 + SLACK

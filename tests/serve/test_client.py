@@ -24,22 +24,25 @@ def test_the_client_has_the_methods_of_the_model(service: Process, saved: Path) 
     model = eq.load(saved / "dan")
     with service.client() as client:
         users = [f"u{n}" for n in range(150)]
-        mine, theirs = model.recommend(users, k=5), client.recommend(users, k=5)
-        assert theirs.items == mine.items
-        assert theirs.users == users
-        assert theirs.source == mine.source
-        assert all(map(np.array_equal, mine.scores, theirs.scores))
-        assert theirs.titles == mine.titles
-        some = {"a": [3, 13], "b": [23]}
+        expected, answered = model.recommend(users, k=5), client.recommend(users, k=5)
+        assert answered.items == expected.items
+        assert answered.users == users
+        assert answered.source == expected.source
+        assert all(map(np.array_equal, expected.scores, answered.scores))
+        assert answered.titles == expected.titles
+        histories = {"a": [3, 13], "b": [23]}
         options = {"alpha": 0.8, "exclude": [33], "k": 6}
-        assert client.recommend(some, **options).items == model.recommend(some, **options).items
+        assert (
+            client.recommend(histories, **options).items
+            == model.recommend(histories, **options).items
+        )
         assert client.recommend([[3]], k=3).users == [0]
         assert client.similar(13, k=4).items == model.similar(13, k=4).items
         why, because = model.explain([3, 13], 23), client.explain([3, 13], 23)
         assert because.sources == why.sources
         assert because.score == why.score
-        wanted = model.interactions_.items[[0, 5]]
-        assert np.array_equal(client.score(["u5"], wanted), model.score(["u5"])[:, [0, 5]])
+        chosen_items = model.interactions_.items[[0, 5]]
+        assert np.array_equal(client.score(["u5"], chosen_items), model.score(["u5"])[:, [0, 5]])
         assert client.summary()["items"] == 80
         assert client.items("item 7")["total"] == 11
 
@@ -49,15 +52,15 @@ def test_ids_come_back_as_the_data_have_them(wide: Path, start: Start, tmp_path:
     service = start(wide, "--store", f"sqlite:///{tmp_path}/x.db")
     with service.client() as client:
         users = model.interactions_.users[:3]
-        mine, theirs = model.recommend(users, k=5), client.recommend(users, k=5)
-        assert theirs.items == mine.items
-        assert all(type(item) is int for item in theirs.items[0])
+        expected, answered = model.recommend(users, k=5), client.recommend(users, k=5)
+        assert answered.items == expected.items
+        assert all(type(item) is int for item in answered.items[0])
         assert client.similar(FIRST_WIDE, k=4).items == model.similar(FIRST_WIDE, k=4).items
-        why, because = (each.explain([FIRST_WIDE], FIRST_WIDE + 1) for each in (model, client))
+        why, because = (source.explain([FIRST_WIDE], FIRST_WIDE + 1) for source in (model, client))
         assert (because.item, because.sources) == (why.item, why.sources)
         assert client.items(str(FIRST_WIDE))["items"][0]["item"] == FIRST_WIDE
         pinned = client.recommend(users[:1], k=2, rules={"pin": ["offer"]}).items[0]
-        assert pinned == ["offer", mine.items[0][0]]
+        assert pinned == ["offer", expected.items[0][0]]
 
 
 def test_events_attributes_and_forgetting(service: Process) -> None:
@@ -78,13 +81,13 @@ def test_events_that_are_sent_again_count_once(
     with service.client() as client:
         send = client._exchange
 
-        def twice(*given: Any) -> Any:
-            send(*given)  # its answer is lost
-            return send(*given)
+        def twice(*arguments: Any) -> Any:
+            send(*arguments)  # its answer is lost
+            return send(*arguments)
 
         monkeypatch.setattr(client, "_exchange", twice)
-        found = client.add([{"user": "again", "item": 3}, {"user": "again", "item": 13}])
-        assert (found["accepted"], found["duplicates"]) == (0, 2)
+        answer = client.add([{"user": "again", "item": 3}, {"user": "again", "item": 13}])
+        assert (answer["accepted"], answer["duplicates"]) == (0, 2)
 
 
 def test_errors_are_those_of_the_model(service: Process) -> None:
@@ -102,7 +105,7 @@ def test_errors_are_those_of_the_model(service: Process) -> None:
         eq.Client("http://127.0.0.1:9").summary()
     with pytest.raises(eq.SettingError, match="url must look like"):
         eq.Client("ftp://shop")
-    with pytest.raises(eq.SettingError, match="no port"):
+    with pytest.raises(eq.SettingError, match="the port in the url"):
         eq.Client("http://127.0.0.1:80000")
 
 
@@ -118,7 +121,7 @@ class Echo(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), EchoAnswers)
         self.hang_ups = 0
-        self.asked: list[str] = []
+        self.users_asked: list[str] = []
         self.connections = 0
         self.address = f"http://127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -135,14 +138,14 @@ class EchoAnswers(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         requests = json.loads(self.rfile.read(int(self.headers["content-length"])))["requests"]
-        self.server.asked += [each["user"] for each in requests]
+        self.server.users_asked += [request["user"] for request in requests]
         if self.server.hang_ups:
             self.server.hang_ups -= 1
             self.close_connection = True
             return
         answers = []
-        for each in requests:
-            number = int(each["user"].removeprefix("u"))
+        for request in requests:
+            number = int(request["user"].removeprefix("u"))
             time.sleep(0.002 * (number % 7))
             row = {"item": str(number), "title": "", "score": 1.0}
             result = {"source": "model", "item_ids": "integer", "items": [row] * (number % 50)}
@@ -206,20 +209,20 @@ def test_a_request_is_sent_again_only_where_that_changes_nothing(echo: Echo) -> 
         client.recommend(["u1"])
         echo.hang_ups = 1
         assert client.recommend(["u2"]).items == [[2, 2]]
-        assert echo.asked == ["u1", "u2", "u2"]
-        echo.asked.clear()
+        assert echo.users_asked == ["u1", "u2", "u2"]
+        echo.users_asked.clear()
         echo.hang_ups = 1
         with pytest.raises(eq.FetchError, match="does not answer"):
             client.recommend(["u3"], mark="seen")
-        assert echo.asked == ["u3"]
+        assert echo.users_asked == ["u3"]
         # on a connection of its own, so that one closed while idle does not fail it
         assert client.recommend(["u4"], mark="seen").items == [[4] * 4]
-        echo.asked.clear()
+        echo.users_asked.clear()
         client.close()
         echo.hang_ups = 1
         with pytest.raises(eq.FetchError):  # the connection was new, so it does not answer
             client.recommend(["u5"])
-        assert echo.asked == ["u5"]
+        assert echo.users_asked == ["u5"]
 
 
 def test_an_interrupted_request_leaves_no_answer_behind(

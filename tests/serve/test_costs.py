@@ -251,9 +251,9 @@ def test_the_labels_that_rules_look_at_are_counted() -> None:
 def test_reasons_of_long_lists_are_worked_out_in_parts(
     standing: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = standing.state.model(None)
-    history, places = made.history_of_items([str(n) for n in range(3, 403, 10)]), np.arange(50)
-    expected = made.reasons(history, places, None, 3)
+    model = standing.state.model(None)
+    history, places = model.history_of_items([str(n) for n in range(3, 403, 10)]), np.arange(50)
+    expected = model.reasons(history, places, None, 3)
     sizes = []
 
     def count(terms: Any, rows: Any, users: Any, items: Any) -> Any:
@@ -262,6 +262,6 @@ def test_reasons_of_long_lists_are_worked_out_in_parts(
 
     monkeypatch.setattr("equipoise.serve.state.score_items", count)
     monkeypatch.setattr("equipoise.serve.state.PAIRS", 500)
-    assert made.reasons(history, places, None, 3) == expected
+    assert model.reasons(history, places, None, 3) == expected
     assert max(sizes) <= 500
     assert sum(sizes) == 40 * 50

@@ -22,8 +22,8 @@ def test_whatever_fits_the_description_is_answered_as_it_says(
 ) -> None:
     schema = schemathesis.openapi.from_dict(standing.get("/openapi.json").json())
     tried = 0
-    for found in schema.get_all_operations():
-        operation = found.ok()
+    for result in schema.get_all_operations():
+        operation = result.ok()
         if operation.path == "/v1/admin/reload":  # needs no fuzzing, and tells the parent
             continue
 
@@ -49,16 +49,20 @@ def test_whatever_fits_the_description_is_answered_as_it_says(
 
 
 def test_every_route_is_described(standing: Api) -> None:
-    found = standing.get("/openapi.json").json()
+    description = standing.get("/openapi.json").json()
     assert {
         *("/v1/recommend", "/v1/recommend:batch", "/v1/recommend/{user}", "/v1/similar"),
         *("/v1/explain", "/v1/score", "/v1/items", "/v1/items/{item}", "/v1/events"),
         *("/v1/users/{user}", "/v1/models", "/v1/model", "/healthz", "/readyz", "/metrics"),
-    } <= set(found["paths"])
-    for path, methods in found["paths"].items():
+    } <= set(description["paths"])
+    for path, methods in description["paths"].items():
         for method, route in methods.items():
             assert route["description"], (method, path)
             assert "200" in route["responses"]
-            kinds = [each["content"] for code, each in route["responses"].items() if code >= "400"]
+            kinds = [
+                response["content"]
+                for code, response in route["responses"].items()
+                if code >= "400"
+            ]
             assert kinds
-            assert all("application/problem+json" in each for each in kinds)
+            assert all("application/problem+json" in kind for kind in kinds)

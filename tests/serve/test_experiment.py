@@ -65,15 +65,15 @@ def test_a_clear_difference_is_found_and_none_is_not(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/x.db"
     store = Store(url)
     fill(store, {"a": 0.2, "b": 0.5})
-    found = compare_clicks(store, "dial", 3600)
-    (test,) = found["tests"]
+    result = compare_clicks(store, "dial", 3600)
+    (test,) = result["tests"]
     assert test["p_adjusted"] < 0.01
     assert test["low"] > 0
     assert 0.2 < test["difference"] < 0.4
-    assert sum(each["users"] for each in found["models"]) == 600
+    assert sum(model["users"] for model in result["models"]) == 600
     store.close()
     done = call("experiment", "dial", "--store", url, "--json")
-    assert json.loads(done.stdout)["tests"] == found["tests"]
+    assert json.loads(done.stdout)["tests"] == result["tests"]
     assert test["verdict"] == "b is clicked more than a"
     text = call("experiment", "dial", "--store", url, "--share", "a=1", "--share", "b=1").stdout
     assert "b against a" in text
@@ -122,14 +122,14 @@ def test_without_an_effect_one_is_seldom_found(share: float, users: int) -> None
 @pytest.mark.parametrize(("share", "users"), [(0.5, 400), (0.1, 1000)])
 def test_a_real_effect_is_found_and_lies_in_the_interval(share: float, users: int) -> None:
     rng, simulations = np.random.default_rng(6), 200
-    found = covered = 0
+    n_detected = covered = 0
     for simulation in range(simulations):
         in_second = rng.random(users) < share
         rates = (rng.random(users) < np.where(in_second, 0.35, 0.2)).astype(np.float64)
         p, low, high = permutation_test(rates[~in_second], rates[in_second], 199, simulation)
-        found += p <= 0.05
+        n_detected += p <= 0.05
         covered += low <= 0.15 <= high
-    assert found / simulations > 0.8
+    assert n_detected / simulations > 0.8
     assert covered / simulations > 0.95 - 4 * np.sqrt(0.05 * 0.95 / simulations)
 
 
@@ -147,7 +147,7 @@ def test_permutations_agree_with_all_of_them_counted() -> None:
         for picked in itertools.combinations(range(9), 3)
     ]
     observed = t(second, values[:6])
-    exact = np.mean([each >= observed - 1e-9 for each in dealings])
+    exact = np.mean([statistic >= observed - 1e-9 for statistic in dealings])
     p, _, _ = permutation_test(values[:6], second, 40_000, 3)
     assert p == pytest.approx(exact, abs=0.015)  # 6 standard errors of 40,000 draws
     assert permutation_test(np.zeros(9), np.zeros(4), 99, 0)[0] == 1
@@ -160,9 +160,9 @@ def test_an_arm_that_is_too_small_says_so(tmp_path: Path) -> None:
         model = "b" if number < 3 else "a"
         store.do(store.record(shown(number, f"u{number}", model, 100.0, "tea")))
     store.do(store.add([event(n, f"u{n}", "tea", time=150.0) for n in range(3)]))
-    found = compare_clicks(store, "dial", 3600, {"a": 0.9, "b": 0.1})
-    assert found["tests"][0]["verdict"].startswith("too few users to tell: b has 3")
-    assert found["shares"]["verdict"] == "users are spread as the shares say"
+    result = compare_clicks(store, "dial", 3600, {"a": 0.9, "b": 0.1})
+    assert result["tests"][0]["verdict"].startswith("too few users to tell: b has 3")
+    assert result["shares"]["verdict"] == "users are spread as the shares say"
     lost = compare_clicks(store, "dial", 3600, {"a": 0.5, "b": 0.5})["shares"]
     assert lost["p"] < 1e-6
     assert "a 37, b 3, expected a 20, b 20" in lost["verdict"]
@@ -178,9 +178,9 @@ def test_users_who_saw_two_models_are_left_out(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path}/x.db")
     for number, (user, model) in enumerate([("ann", "a"), ("bob", "b"), ("ann", "b")]):
         store.do(store.record(shown(number, user, model, 100.0, "tea")))
-    found = compare_clicks(store, "dial", 3600)
-    assert [model["users"] for model in found["models"]] == [0, 1]
-    assert found["switched_users"] == 1
+    result = compare_clicks(store, "dial", 3600)
+    assert [model["users"] for model in result["models"]] == [0, 1]
+    assert result["switched_users"] == 1
     store.close()
 
 
@@ -201,9 +201,9 @@ def test_the_service_records_the_shares_of_its_experiment(served: Serve) -> None
     for number in range(100):
         assert api.get(f"/v1/recommend/u{number}?k=2").status_code == 200
     api.state.store.do(lambda _: None)  # lists are recorded behind the answer
-    found = compare_clicks(api.state.store, "dial", 3600)["shares"]
-    assert found["expected"] == pytest.approx({"default": 0.9, "plain": 0.1})
-    assert found["verdict"] == "users are spread as the shares say"
+    shares = compare_clicks(api.state.store, "dial", 3600)["shares"]
+    assert shares["expected"] == pytest.approx({"default": 0.9, "plain": 0.1})
+    assert shares["verdict"] == "users are spread as the shares say"
     settings[0]["models"] = {"default": 0.5, "plain": 0.5}
     other = served(experiments=settings)
     changed = compare_clicks(other.state.store, "dial", 3600)["shares"]

@@ -24,9 +24,9 @@ from equipoise.serve.store import Change, Store
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    made = Store(f"sqlite:///{tmp_path}/x.db")
-    yield made  # type: ignore[misc]
-    made.close()
+    opened = Store(f"sqlite:///{tmp_path}/x.db")
+    yield opened  # type: ignore[misc]
+    opened.close()
 
 
 def test_the_result_equals_a_refit(models: Path, store: Store, shop_data: Interactions) -> None:
@@ -58,8 +58,8 @@ def test_weights_add_up_where_the_data_have_weights(toy: Interactions) -> None:
     model = eq.EASE(l2=1.0).fit(data)
     events = [event(1, "ann", "tea", weight=3.0), event(2, "new", "rice", weight=0.5)]
     assert fold(model, Change(events, [], 2, 0)) is True
-    found = model.interactions_.to_frame()
-    weights = {(row["user"], row["item"]): row["weight"] for row in found.to_dicts()}
+    frame = model.interactions_.to_frame()
+    weights = {(row["user"], row["item"]): row["weight"] for row in frame.to_dicts()}
     assert weights["ann", "tea"] == 5
     assert weights["new", "rice"] == 0.5
     assert weights["ann", "milk"] == 2
@@ -73,8 +73,8 @@ def test_the_command_folds_and_says_so(models: Path, store: Store, tmp_path: Pat
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["users"] == 301
     assert "fresh" in eq.load(out).interactions_.user_index
-    told = call("update", models / "dan", "--from-store", url)
-    assert "added 2 events, forgot 0 users" in told.stdout
+    output = call("update", models / "dan", "--from-store", url)
+    assert "added 2 events, forgot 0 users" in output.stdout
     wrong = call("update", models / "dan", "--from-store", url, "--forget", "u5")
     assert wrong.exit_code == 2
 
@@ -130,12 +130,12 @@ def test_users_of_another_kind_are_answered_before_and_after_a_fold(
     assert api.post("/v1/events", {"events": sent}).status_code == 200
 
     def answers() -> list[Any]:
-        found = []
+        lists = []
         for user in ("guest-7f3a", "1", "07", "12"):
             items = api.get(f"/v1/users/{user}").json()["items"]
             listed = api.get(f"/v1/recommend/{user}?k=1").json()
-            found.append(({str(item["item"]) for item in items}, listed["source"]))
-        return found
+            lists.append(({str(item["item"]) for item in items}, listed["source"]))
+        return lists
 
     before = answers()
     fold_saved(str(numbered), api.state.store)
@@ -296,9 +296,9 @@ def test_events_that_count_nothing_are_left_out_and_counted(tmp_path: Path, stor
     assert shop.history("u1") == {"tea", "milk", "salt"}
     url = f"sqlite:///{tmp_path}/x.db"
     shop.send("u3", "salt", weight=0.0)
-    told = call("update", tmp_path / "model", "--from-store", url)
-    assert "added 0 events, forgot 0 users" in told.stdout
-    assert "ignored 1 events that have weight 0" in told.stdout
+    output = call("update", tmp_path / "model", "--from-store", url)
+    assert "added 0 events, forgot 0 users" in output.stdout
+    assert "ignored 1 events that have weight 0" in output.stdout
 
 
 @pytest.mark.parametrize("folded", [False, True])
@@ -356,19 +356,19 @@ def test_types_of_events_are_those_of_the_settings_and_of_the_models(
     for kind in ("kinds", "adds weights"):
         model, columns = LOGS[kind]
         copy.copy(model).fit(_log(*columns)).save(tmp_path / kind.replace(" ", "-"))
-    own = {"kinds": str(tmp_path / "kinds"), "plain": str(tmp_path / "adds-weights")}
-    api = served(models=own, weights={"view": 1.0, "share": 2.0})
+    folders = {"kinds": str(tmp_path / "kinds"), "plain": str(tmp_path / "adds-weights")}
+    api = served(models=folders, weights={"view": 1.0, "share": 2.0})
     for kind in ("buy", "share"):
         sent = {"user": "new", "item": "rice", "type": kind}
         assert api.post("/v1/events", {"events": [sent]}).status_code == 200
     for name, value in (("kinds", 6.0), ("plain", 7.0)):
-        opened = Served.open(name, own[name])
+        opened = Served.open(name, folders[name])
         history = opened.history_of_user("new", api.state.store.live("new"))
         assert history.weights.tolist() == [value]
     refused = api.post("/v1/events", {"events": [{"user": "a", "item": "tea", "type": "stare"}]})
     assert refused.status_code == 422
     assert "known are buy, dislike, share, view" in refused.json()["detail"]
     assert api.post("/v1/events", {"events": [{**sent, "type": "dislike"}]}).status_code == 200
-    for name in own:
+    for name in folders:
         assert api.get(f"/v1/users/new?model={name}").json()["items"] == []
         assert "rice" not in str(api.get(f"/v1/recommend/new?model={name}").json()["items"])

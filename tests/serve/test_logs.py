@@ -14,9 +14,9 @@ from equipoise.serve.logs import Lines
 
 @pytest.fixture
 def logger() -> logging.Logger:
-    made = logging.Logger("shop")
-    made.addHandler(Lines())
-    return made
+    shop_logger = logging.Logger("shop")
+    shop_logger.addHandler(Lines())
+    return shop_logger
 
 
 def test_a_record_is_one_line(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,9 +25,9 @@ def test_a_record_is_one_line(logger: logging.Logger, capsys: pytest.CaptureFixt
     except ValueError:
         logger.exception("failed", extra={"fields": {"request": "Ω"}})
     (line,) = capsys.readouterr().err.splitlines()
-    found = json.loads(line)
-    assert (found["message"], found["level"], found["request"]) == ("failed", "error", "Ω")
-    assert found["error"] == "ValueError"
+    entry = json.loads(line)
+    assert (entry["message"], entry["level"], entry["request"]) == ("failed", "error", "Ω")
+    assert entry["error"] == "ValueError"
 
 
 def test_a_log_that_is_gone_fails_no_request(

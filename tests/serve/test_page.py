@@ -174,8 +174,12 @@ def test_light_dark_and_no_request_to_elsewhere(
         assert (tmp_path / f"{dark}.png").stat().st_size > 10_000
     assert shades[0] > 600
     assert shades[1] < 150
-    others = [each for each in browser.requests if not each.startswith((service.address, "data:"))]
-    assert set(others) <= {"about:blank"}
+    foreign = [
+        address
+        for address in browser.requests
+        if not address.startswith((service.address, "data:"))
+    ]
+    assert set(foreign) <= {"about:blank"}
 
 
 def test_the_api_is_described_without_a_network(browser: Browser, service: Process) -> None:

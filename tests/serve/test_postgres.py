@@ -40,9 +40,9 @@ def test_a_server_ends_when_the_tests_are_killed() -> None:
         while _is_alive(server):
             assert time.monotonic() < end, "the server goes on"
             time.sleep(0.02)
-        assert [each.name for each in root.iterdir()] == [f"{PREFIX}{killed.pid}"]
-        mine = new_folder(root)
-        assert list(root.iterdir()) == [mine]
+        assert [path.name for path in root.iterdir()] == [f"{PREFIX}{killed.pid}"]
+        folder = new_folder(root)
+        assert list(root.iterdir()) == [folder]
     finally:
         shutil.rmtree(root, ignore_errors=True)
 

@@ -55,13 +55,13 @@ class Asker(threading.Thread):
     def run(self) -> None:
         while self.going:
             try:
-                status, found = ask(self.address, "/v1/recommend/u5?k=5")
+                status, answer = ask(self.address, "/v1/recommend/u5?k=5")
             except (OSError, http.client.HTTPException):
                 self.broken += 1  # open on a worker that was killed
                 continue
-            items = [int(item["item"]) for item in found.get("items", [])]  # type: ignore[attr-defined]
-            if status != 200 or items != self.expected.get(str(found.get("version"))):
-                self.wrong.append((status, found))
+            items = [int(item["item"]) for item in answer.get("items", [])]  # type: ignore[attr-defined]
+            if status != 200 or items != self.expected.get(str(answer.get("version"))):
+                self.wrong.append((status, answer))
             self.answers += 1
             time.sleep(0.005)
 
@@ -105,9 +105,9 @@ def test_a_reload_and_a_killed_worker_under_load(
     service.wait_for("reload refused", 2)
     for _ in range(4):
         assert ask(service.address, "/v1/recommend/u5")[1]["version"] == now
-    status, found = ask(service.address, "/v1/admin/reload", {})
+    status, answer = ask(service.address, "/v1/admin/reload", {})
     assert status == 409
-    assert str(models) not in str(found)
+    assert str(models) not in str(answer)
     assert service.stop() == 0
     with pytest.raises(AssertionError, match="it did not start"):
         start(models / "dan", "--store", f"sqlite:///{tmp_path}/x.db")
@@ -117,7 +117,7 @@ def test_a_folder_goes_when_the_last_who_holds_it_is_gone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    running, held = make_folder()
+    running, lock = make_folder()
     killed, lock = make_folder()
     (killed / "numbers").write_text("1")
     os.close(lock)
@@ -125,12 +125,12 @@ def test_a_folder_goes_when_the_last_who_holds_it_is_gone(
     other.mkdir()
     (tmp_path / "equipoise-server-link").symlink_to(other)
     new, last = make_folder()
-    assert {each.name for each in tmp_path.iterdir() if not each.is_symlink()} == {
+    assert {path.name for path in tmp_path.iterdir() if not path.is_symlink()} == {
         running.name,
         new.name,
         "other",
     }
-    os.close(held)
+    os.close(lock)
     os.close(last)
 
 
@@ -171,11 +171,11 @@ def test_accepted_events_survive_kill_9(
     from equipoise.serve.store import Store
 
     store = Store(url)
-    kept = [event.id for event in store.since("none").events]
+    stored = [event.id for event in store.since("none").events]
     store.close()
     assert len(accepted) >= 80
-    assert accepted <= set(kept)
-    assert len(kept) == len(set(kept))
+    assert accepted <= set(stored)
+    assert len(stored) == len(set(stored))
     assert len(list(rooms.glob("equipoise-server-*"))) == 1  # of the last one; the first is gone
 
 
@@ -349,10 +349,10 @@ def test_events_are_folded_into_the_model_and_swapped_in(
 
 
 def test_a_port_that_is_taken_is_named(saved: Path, tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        port = occupied.getsockname()[1]
         done = call("serve", saved / "dan", "--port", port, "--store", f"sqlite:///{tmp_path}/x")
     assert done.exit_code == 1
     assert f"cannot listen on 127.0.0.1:{port}" in done.output

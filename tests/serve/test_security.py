@@ -88,9 +88,11 @@ def test_no_spelling_of_a_path_gets_past_the_roles(served: Serve) -> None:
     api.post("/v1/events", {"events": [{"user": "u5", "item": 3}]}, headers=admin)
     versions = api.get("/v1/models", headers=admin).json()["models"]
     plain = [path for _, path, needed in ASKED if needed != "read"]
-    asked = [(method, path) for path in tricky_paths() for method in METHODS]
-    asked += [(method, path) for path in plain for method in ("HEAD", "PATCH", "OPTIONS", "TRACE")]
-    for method, path in asked:
+    requests = [(method, path) for path in tricky_paths() for method in METHODS]
+    requests += [
+        (method, path) for path in plain for method in ("HEAD", "PATCH", "OPTIONS", "TRACE")
+    ]
+    for method, path in requests:
         events = {"events": [{"user": "x", "item": 3}]} if "event" in path else {}
         options = {"json": events} if method in ("POST", "PUT", "PATCH") else {}
         answer = api.request(method, path, headers=headers, **options)
@@ -263,8 +265,8 @@ def test_an_internal_error_tells_nothing(served: Serve, monkeypatch: pytest.Monk
 
 def test_a_request_id_is_taken_over_where_it_is_sound(served: Serve) -> None:
     api = served()
-    given = api.get("/healthz", headers={"x-request-id": "abcd-1234-efgh"})
-    assert given.headers["x-request-id"] == "abcd-1234-efgh"
+    answer = api.get("/healthz", headers={"x-request-id": "abcd-1234-efgh"})
+    assert answer.headers["x-request-id"] == "abcd-1234-efgh"
     other = api.get("/healthz", headers={"x-request-id": "no-sound-id!"})
     assert "!" not in other.headers["x-request-id"]
 

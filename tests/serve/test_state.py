@@ -28,10 +28,10 @@ def served(model: eq.Recommender, folder: Path) -> Served:
     return Served.open("m", str(folder / "m"))
 
 
-def listed(made: Served, user: str, live: Live, k: int = 8) -> list[object]:
-    history = made.history_of_user(user, live)
-    allowed = allowed_items(made, Catalogue(made, {}), history, exclude_seen=True)
-    return [made.ids[place] for place in made.top(history, k, allowed).places]
+def listed(loaded: Served, user: str, live: Live, k: int = 8) -> list[object]:
+    history = loaded.history_of_user(user, live)
+    allowed = allowed_items(loaded, Catalogue(loaded, {}), history, exclude_seen=True)
+    return [loaded.ids[place] for place in loaded.top(history, k, allowed).places]
 
 
 @pytest.mark.parametrize(
@@ -42,14 +42,14 @@ def listed(made: Served, user: str, live: Live, k: int = 8) -> list[object]:
 def test_lists_are_those_of_the_model(
     model: eq.Recommender, shop_data: Interactions, tmp_path: Path
 ) -> None:
-    made = served(model.fit(shop_data), tmp_path)
+    loaded = served(model.fit(shop_data), tmp_path)
     nobody = Live([], [], 0)
     for user in ("u1", "u99"):
-        assert listed(made, user, nobody) == made.model.recommend([user], k=8).items[0]
+        assert listed(loaded, user, nobody) == loaded.model.recommend([user], k=8).items[0]
     fresh = [item for item in shop_data.items.tolist() if item not in shop_data.history("u1")][:2]
     live = Live([(str(item), 1.0, 1.0, NEW, "view") for item in fresh], [], 0)
     together = [*shop_data.history("u1"), *fresh]
-    assert listed(made, "u1", live) == made.model.recommend([together], k=8).items[0]
+    assert listed(loaded, "u1", live) == loaded.model.recommend([together], k=8).items[0]
 
 
 @pytest.fixture
@@ -66,33 +66,33 @@ def visits() -> Interactions:
 
 
 def test_a_session_model_takes_clicks_in_their_order(visits: Interactions, tmp_path: Path) -> None:
-    made = served(eq.SLIST(l2=1.0).fit(visits), tmp_path)
+    loaded = served(eq.SLIST(l2=1.0).fit(visits), tmp_path)
     live = Live([("tea", 1.0, 1.0, NEW, "view"), ("pot", 1.0, 2.0, NEW + 1, "view")], [], 0)
-    expected = made.model.recommend([["tea", "pot"]], k=2, exclude=["tea", "pot"]).items[0]
-    assert listed(made, "new", live, 2) == expected
+    expected = loaded.model.recommend([["tea", "pot"]], k=2, exclude=["tea", "pot"]).items[0]
+    assert listed(loaded, "new", live, 2) == expected
 
 
 def test_a_training_session_is_asked_in_the_order_of_its_clicks(
     visits: Interactions, tmp_path: Path
 ) -> None:
-    made = served(eq.SLIST(l2=1.0, decay_inference=1.0).fit(visits), tmp_path)
-    whole = np.ones(made.n_items, np.bool_)
+    loaded = served(eq.SLIST(l2=1.0, decay_inference=1.0).fit(visits), tmp_path)
+    all_items = np.ones(loaded.n_items, np.bool_)
     for session in ("s0", "s1"):
-        expected = made.model.recommend([session], k=4, exclude_seen=False)
-        found = made.top(made.history_of_user(session, Live([], [], 0)), 4, whole)
-        assert [made.ids[place] for place in found.places] == expected.items[0]
-        assert found.scores.tolist() == expected.scores[0].tolist()
+        expected = loaded.model.recommend([session], k=4, exclude_seen=False)
+        ranked = loaded.top(loaded.history_of_user(session, Live([], [], 0)), 4, all_items)
+        assert [loaded.ids[place] for place in ranked.places] == expected.items[0]
+        assert ranked.scores.tolist() == expected.scores[0].tolist()
 
 
 def test_rules_of_a_user_hold_whatever_the_model(visits: Interactions, tmp_path: Path) -> None:
-    made = served(eq.SLIST(l2=1.0).fit(visits), tmp_path)
-    whole = np.ones(made.n_items, np.bool_)
-    given = {"users": {"new": {"exclude": ["cup"]}, "0": {"exclude": ["jam"]}}}
+    loaded = served(eq.SLIST(l2=1.0).fit(visits), tmp_path)
+    all_items = np.ones(loaded.n_items, np.bool_)
+    user_rules = {"users": {"new": {"exclude": ["cup"]}, "0": {"exclude": ["jam"]}}}
 
     def listed(user: str | None) -> set[object]:
-        rules = Catalogue(made, {}).rules(given, user)
-        found = made.top(made.history_of_items(["tea"]), 4, whole, rules=rules, user=user)
-        return {made.ids[place] for place in found.places}
+        rules = Catalogue(loaded, {}).rules(user_rules, user)
+        ranked = loaded.top(loaded.history_of_items(["tea"]), 4, all_items, rules=rules, user=user)
+        return {loaded.ids[place] for place in ranked.places}
 
     assert listed("new") == {"tea", "pot", "jam"}
     assert listed("0") == {"tea", "pot", "cup"}
@@ -102,29 +102,29 @@ def test_rules_of_a_user_hold_whatever_the_model(visits: Interactions, tmp_path:
 def test_live_events_of_new_users_count_where_users_are_numbers(tmp_path: Path) -> None:
     rows = [(n, item) for n in range(12) for item in ["tea", "milk", "salt"][: 2 + n % 2]]
     data = eq.read(pl.DataFrame(rows, schema=["user", "item"], orient="row"))
-    made = served(eq.EASE(l2=1.0, signals=eq.Signals(transform="log1p")).fit(data), tmp_path)
-    history = made.history_of_user("99", Live([("tea", 1.0, 1.0, NEW, "view")], [], 0))
-    assert [made.ids[place] for place in history.places] == ["tea"]
+    loaded = served(eq.EASE(l2=1.0, signals=eq.Signals(transform="log1p")).fit(data), tmp_path)
+    history = loaded.history_of_user("99", Live([("tea", 1.0, 1.0, NEW, "view")], [], 0))
+    assert [loaded.ids[place] for place in history.places] == ["tea"]
 
 
 def test_weighted_data_add_the_weights_of_events(toy: Interactions, tmp_path: Path) -> None:
     data = Interactions(toy.matrix * 2, toy.users, toy.items)
-    made = served(eq.EASE(l2=1.0).fit(data), tmp_path)
+    loaded = served(eq.EASE(l2=1.0).fit(data), tmp_path)
     events = [("rice", 0.5, NEW), ("tea", 3.0, NEW), ("tea", 9.0, 0)]
     live = Live([(item, weight, 1.0, number, "view") for item, weight, number in events], [], 0)
-    history = made.history_of_user("ann", live)
-    found = dict(zip([made.ids[n] for n in history.places], history.weights, strict=True))
-    assert found == {"tea": 5.0, "milk": 2.0, "rice": 0.5}  # number 0 is in the model already
+    history = loaded.history_of_user("ann", live)
+    weights = dict(zip([loaded.ids[n] for n in history.places], history.weights, strict=True))
+    assert weights == {"tea": 5.0, "milk": 2.0, "rice": 0.5}  # number 0 is in the model already
 
 
 def test_one_model_answers_many_threads(saved: Path) -> None:
-    made = Served.open("m", str(saved / "dan"))
-    expected = made.model.recommend([f"u{n}" for n in range(40)], k=5).items
+    loaded = Served.open("m", str(saved / "dan"))
+    expected = loaded.model.recommend([f"u{n}" for n in range(40)], k=5).items
     wrong: list[int] = []
 
     def ask(start: int) -> None:
         for n in range(start, 40, 4):
-            if listed(made, f"u{n}", Live([], [], 0), 5) != expected[n]:
+            if listed(loaded, f"u{n}", Live([], [], 0), 5) != expected[n]:
                 wrong.append(n)
 
     threads = [threading.Thread(target=ask, args=(start,)) for start in range(4)]
@@ -137,11 +137,11 @@ def test_one_model_answers_many_threads(saved: Path) -> None:
 
 def test_reasons_of_a_long_history_fit_in_memory(tmp_path: Path) -> None:
     n_items, length = 20_000, 1000
-    made = served(eq.Popularity().fit(sp.csr_array(np.ones((1, n_items)))), tmp_path)
-    history = made.history_of_items([str(item) for item in range(length)])
+    loaded = served(eq.Popularity().fit(sp.csr_array(np.ones((1, n_items)))), tmp_path)
+    history = loaded.history_of_items([str(item) for item in range(length)])
     tracemalloc.start()
     try:
-        (why,) = made.reasons(history, np.array([7]), None, 5)
+        (why,) = loaded.reasons(history, np.array([7]), None, 5)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -150,13 +150,13 @@ def test_reasons_of_a_long_history_fit_in_memory(tmp_path: Path) -> None:
 
 
 def test_ids_are_found_under_their_text(saved: Path) -> None:
-    made = Served.open("m", str(saved / "dan"))
-    found = made.history_of_items(
+    loaded = Served.open("m", str(saved / "dan"))
+    history = loaded.history_of_items(
         ["3", "03", "+3", " 3", "3.0", "999999999999999999999", "-3", ""]
     )
-    assert found.places.tolist() == [0]
-    assert len(found.unknown) == 7
-    assert np.array_equal(made.history_of_items(["13", "3"]).places, [0, 1])
+    assert history.places.tolist() == [0]
+    assert len(history.unknown) == 7
+    assert np.array_equal(loaded.history_of_items(["13", "3"]).places, [0, 1])
 
 
 def test_signals_weigh_live_events_as_they_weighed_the_training_data(tmp_path: Path) -> None:
@@ -169,12 +169,14 @@ def test_signals_weigh_live_events_as_they_weighed_the_training_data(tmp_path: P
     frame = pl.DataFrame(rows, schema=["user", "item", "time", "type"], orient="row")
     data = eq.read(frame, user="user", item="item", time="time", type="type")
     signals = eq.Signals(weights={"view": 1, "buy": 10}, transform="sum", decay="1d", floor=0.0)
-    made = served(eq.EASE(l2=1.0, signals=signals).fit(data), tmp_path)
+    loaded = served(eq.EASE(l2=1.0, signals=signals).fit(data), tmp_path)
     live = Live([("salt", 10.0, 3 * day, NEW, "buy")], [], 0)
-    history = made.history_of_user("u2", live)
-    found = dict(zip([made.ids[n] for n in history.places], history.weights.tolist(), strict=True))
+    history = loaded.history_of_user("u2", live)
+    weights = dict(
+        zip([loaded.ids[n] for n in history.places], history.weights.tolist(), strict=True)
+    )
     # u2 viewed tea and milk 3 and 2 half-lives before the purchase, which counts 10
-    assert found == pytest.approx({"tea": 0.125, "milk": 0.25, "salt": 10.0})
+    assert weights == pytest.approx({"tea": 0.125, "milk": 0.25, "salt": 10.0})
     with_it = data.union(
         eq.read(
             pl.DataFrame(
@@ -190,10 +192,10 @@ def test_signals_weigh_live_events_as_they_weighed_the_training_data(tmp_path: P
         )
     )
     place = with_it.user_index.position("u2")
-    asked = with_it.rows(np.array([place]))
-    expected = made.model.recommend(asked, k=3, exclude_seen=False).items[0]
-    whole = np.ones(made.n_items, np.bool_)
-    assert [made.ids[n] for n in made.top(history, 3, whole).places] == expected
+    rows_of_user = with_it.rows(np.array([place]))
+    expected = loaded.model.recommend(rows_of_user, k=3, exclude_seen=False).items[0]
+    all_items = np.ones(loaded.n_items, np.bool_)
+    assert [loaded.ids[n] for n in loaded.top(history, 3, all_items).places] == expected
 
 
 def test_a_replaced_model_goes_although_nothing_looks_for_garbage(

@@ -49,12 +49,12 @@ def test_events_are_kept_once_by_their_id(url: str) -> None:
 
 def test_events_are_in_the_order_of_their_arrival_whatever_their_ids(url: str) -> None:
     store = Store(url)
-    given = [("9", "tea"), ("10", "milk"), ("b", "salt"), ("a", "rice"), ("2", "jam")]
-    store.do(store.add([event(number, item=item) for number, item in given]))
+    sent = [("9", "tea"), ("10", "milk"), ("b", "salt"), ("a", "rice"), ("2", "jam")]
+    store.do(store.add([event(number, item=item) for number, item in sent]))
     store.do(store.add([event("1", item="pot"), event("a", item="cup")]))
     arrived = ["tea", "milk", "salt", "rice", "jam", "pot"]
     assert [row[0] for row in store.live("ann").events] == arrived
-    assert [each.item for each in store.since("none").events] == arrived
+    assert [new.item for new in store.since("none").events] == arrived
     store.close()
 
 
@@ -86,7 +86,7 @@ def test_a_write_is_carried_out_or_refused_when_the_store_closes(tmp_path: Path)
             refused = str(error)
     assert "send it again" in refused
     slow.may_end.set()
-    assert [each.result(READY) for each in accepted] == [1] * len(accepted)
+    assert [future.result(READY) for future in accepted] == [1] * len(accepted)
     closing.join(READY)
     store.close()
     with pytest.raises(StoreError, match="takes no more writes"):
@@ -104,7 +104,7 @@ def test_a_write_that_was_given_up_stops_no_other(tmp_path: Path) -> None:
     assert not slow.done.cancel()  # it is being carried out
     slow.may_end.set()
     assert store.submit(store.add([event(2)])).result(READY) == 1
-    assert [each.id for each in store.since("none").events] == ["2"]
+    assert [stored.id for stored in store.since("none").events] == ["2"]
     store.close()
 
 
@@ -114,7 +114,7 @@ def test_a_thread_that_ended_leaves_no_connection(tmp_path: Path) -> None:
         asking = threading.Thread(target=store.live, args=("ann",))
         asking.start()
         asking.join()
-    assert len(store._kept) == 1
+    assert len(store._connections) == 1
     store.close()
 
 
@@ -162,13 +162,13 @@ def test_a_model_takes_each_event_in_once(url: str) -> None:
     store.do(store.add([event(1), event(2)]))
     store.do(store.forget("bob"))
     change = store.since("first")
-    assert [each.id for each in change.events] == ["1", "2"]
+    assert [stored.id for stored in change.events] == ["1", "2"]
     assert change.users == ["bob"]
     store.keep_folded("second", change)
     store.do(store.add([event(3)]))
-    assert [each.id for each in store.since("second").events] == ["3"]
+    assert [stored.id for stored in store.since("second").events] == ["3"]
     # a model that was not saved in the end begins where it stood
-    assert [each.id for each in store.since("first").events] == ["1", "2", "3"]
+    assert [stored.id for stored in store.since("first").events] == ["1", "2", "3"]
     store.close()
 
 
@@ -178,7 +178,7 @@ def test_writers_at_the_same_time_lose_and_double_nothing(url: str) -> None:
     def write(store: Store, who: int) -> None:
         for start in range(0, 40, 4):  # every event is sent by two writers
             ids = [f"{who // 2}-{n}" for n in range(start, start + 4)]
-            store.do(store.add([event(each, f"u{who // 2}") for each in ids]))
+            store.do(store.add([event(number, f"u{who // 2}") for number in ids]))
 
     threads = [threading.Thread(target=write, args=(stores[who % 3], who)) for who in range(8)]
     for thread in threads:
@@ -219,8 +219,8 @@ def test_rows_of_tenants_of_an_older_version_are_neither_read_nor_changed(url: s
 
     def count(connection: sa.Connection) -> list[int]:
         tables = (schema.tables[name] for name in rows)
-        theirs = (sa.select(sa.func.count()).where(t.c.tenant == "north") for t in tables)
-        return [connection.execute(query).scalar_one() for query in theirs]
+        queries = (sa.select(sa.func.count()).where(t.c.tenant == "north") for t in tables)
+        return [connection.execute(query).scalar_one() for query in queries]
 
     store.do(add)
     assert store.do(store.add([event(1)])) == 1  # its id is in use by the other tenant alone
@@ -282,7 +282,7 @@ def test_a_database_without_an_encoding_holds_any_text(postgres: Postgres) -> No
         )
     store = Store(postgres.url.replace("/postgres", "/bytes"))
     store.do(store.add([event(1, user="zoë", item="茶")]))
-    assert [each[0] for each in store.live("zoë").events] == ["茶"]
+    assert [row[0] for row in store.live("zoë").events] == ["茶"]
     store.close()
 
 
@@ -369,26 +369,26 @@ def test_nothing_is_accepted_into_a_file_that_was_removed(
     store = Store(f"sqlite:///{path}")
     store.do(store.add([event(1)]))
     store.live("ann")
-    kept = tmp_path / "backup.db"
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(kept)) as target:
+    backup = tmp_path / "backup.db"
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(backup)) as target:
         source.backup(target)
-    for each in tmp_path.glob("store.db*"):
-        each.unlink()
+    for file in tmp_path.glob("store.db*"):
+        file.unlink()
     for work in (lambda: store.do(store.add([event(2)])), store.ping):
         with pytest.raises(StoreError, match="was removed"):
             work()
     with pytest.raises(StoreError, match="was removed"):
         store.live("ann")
-    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert len(told) == 1
-    assert "store.db was removed while the event store used it" in told[0]
-    kept.rename(path)
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 1
+    assert "store.db was removed while the event store used it" in errors[0]
+    backup.rename(path)
     assert store.do(store.add([event(3)])) == 1
-    assert [each[0] for each in store.live("ann").events] == ["tea", "tea"]
+    assert [row[0] for row in store.live("ann").events] == ["tea", "tea"]
     store.ping()
     assert "another file stands in the place" in caplog.text
     again = Store(f"sqlite:///{path}")  # what was accepted is under the path
-    assert [each.id for each in again.since("none").events] == ["1", "3"]
+    assert [stored.id for stored in again.since("none").events] == ["1", "3"]
     again.close()
     store.close()
 
@@ -415,7 +415,7 @@ def test_a_log_that_was_removed_is_written_into_the_file_at_the_end(tmp_path: Pa
         store.do(store.add([event(2)]))
     store.close()
     again = Store(f"sqlite:///{path}")
-    assert [each.id for each in again.since("none").events] == ["1"]
+    assert [stored.id for stored in again.since("none").events] == ["1"]
     again.close()
 
 

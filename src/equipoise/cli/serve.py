@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -50,42 +50,45 @@ def serve(
         float | None, option("Seconds between SIGTERM and the end, with /readyz at 503; 2.")
     ] = None,
     refresh: Annotated[
-        str | None, option("Fold new events into the models this often: 1h.")
+        str | None, option("Update the models with new events this often: 1h.")
     ] = None,
-    keep: Annotated[str | None, option("Events older than this leave the store: 90d.")] = None,
+    keep: Annotated[str | None, option("Delete events older than this: 90d.")] = None,
     access_log: Annotated[
-        bool | None, option("A line for each request.", "--access-log/--no-access-log")
+        bool | None, option("Log a line per request.", "--access-log/--no-access-log")
     ] = None,
     open_page: Annotated[bool, option("Open the page in a browser.", "--open")] = False,
     as_json: Json = False,
 ) -> None:
-    """Answer over HTTP: recommendations from live events, and a page to try them on.
+    """Serve recommendations over HTTP, from live events, with a page to try them on.
 
-    Settings come from the TOML file, over them the environment (EQUIPOISE_STORE, ...), over that
-    the options. Without tokens only this machine may ask.
+    Options override the environment (EQUIPOISE_STORE, ...), which overrides the TOML file.
+    Without tokens only this machine may send requests.
     """
     require_extra()
+    from equipoise.serve.config import Config
     from equipoise.serve.logs import write_lines
     from equipoise.serve.processes import serve as run
 
-    found = settings(
+    settings = Config.read(
         config,
-        models=named(models or []),
-        store=store,
-        host=host,
-        port=port,
-        workers=workers,
-        drain=drain,
-        refresh=refresh,
-        keep=keep,
-        access_log=access_log,
+        {
+            "models": name_models(models or []),
+            "store": store,
+            "host": host,
+            "port": port,
+            "workers": workers,
+            "drain": drain,
+            "refresh": refresh,
+            "keep": keep,
+            "access_log": access_log,
+        },
     )
-    _check_folders(found)
+    _check_folders(settings)
     write_lines()
 
     def ready(address: str) -> None:
         if as_json:
-            emit({"address": address, "workers": found.workers, "process": os.getpid()})
+            emit({"address": address, "workers": settings.workers, "process": os.getpid()})
         else:
             note(f"the page is at {address}/, the API at {address}/docs; Ctrl-C ends it")
         sys.stdout.flush()
@@ -94,7 +97,7 @@ def serve(
 
             webbrowser.open(f"{address}/")
 
-    code = run(found, ready)
+    code = run(settings, ready)
     if code:
         raise typer.Exit(code)
 
@@ -104,7 +107,7 @@ def experiment(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the experiment.")],
     store: StoreUrl = None,
     tenant: NoTenant = None,
-    within: Annotated[str, option("A click counts this long after its list.")] = "1d",
+    within: Annotated[str, option("Time after a list in which a click counts.")] = "1d",
     share: Annotated[
         list[str] | None,
         option("MODEL=SHARE of the users, if the service did not record it; repeatable."),
@@ -113,7 +116,7 @@ def experiment(
 ) -> None:
     """Compare the models of an experiment by the clicks on their lists.
 
-    Tells where the users of the models do not fit the shares, and where an arm is too small.
+    Warns if the users do not match the shares, or if an arm is too small.
     """
     require_extra()
     from equipoise.checks import period
@@ -121,13 +124,15 @@ def experiment(
     from equipoise.serve.store import Store
 
     url = store or os.environ.get("EQUIPOISE_STORE", "sqlite:///equipoise.db")
-    with closing(Store(url)) as held:
+    with closing(Store(url)) as opened:
         shares = model_shares(share or [])
-        found = compare_clicks(held, name, period("within", within), shares)
+        result = compare_clicks(opened, name, period("within", within), shares)
     if as_json:
-        emit(found)
+        emit(result)
         return
-    rows = [(m["model"], m["users"], m["lists"], m["clicked"], m["rate"]) for m in found["models"]]
+    rows = [
+        (m["model"], m["users"], m["lists"], m["clicked"], m["rate"]) for m in result["models"]
+    ]
     show(rows, "model", "users", "lists", "with a click", "rate")
     tests = [
         (
@@ -136,20 +141,20 @@ def experiment(
             f"{test['p_adjusted']:.2g}",
             f"{test['detectable']:.4f}",
         )
-        for test in found["tests"]
+        for test in result["tests"]
     ]
     if tests:
         show(tests, "", "difference [95%]", "p", "detectable")
-    for test in found["tests"]:
+    for test in result["tests"]:
         say(f"{test['model']} against {test['baseline']}: {test['verdict']}")
-    say(f"shares: {found['shares']['verdict']}")
-    if found["switched_users"]:
-        say(f"{found['switched_users']:,} users saw several models and are left out")
-    note(found["how"])
+    say(f"shares: {result['shares']['verdict']}")
+    if result["switched_users"]:
+        say(f"{result['switched_users']:,} users saw several models and are left out")
+    note(result["how"])
 
 
 def _check_folders(config: Config) -> None:
-    """Refuse a folder that holds no saved model, by its path."""
+    """Refuse folders without a saved model."""
     for name, folder in config.models.items():
         path = Path(folder)
         if not (path / MANIFEST).is_file():
@@ -160,7 +165,7 @@ def _check_folders(config: Config) -> None:
 
 
 def model_shares(texts: list[str]) -> dict[str, float] | None:
-    """Return shares by model from MODEL=SHARE; None where there are none."""
+    """Return shares by model from MODEL=SHARE; None without any."""
     shares = {}
     for text in texts:
         name, _, share = text.rpartition("=")
@@ -171,27 +176,20 @@ def model_shares(texts: list[str]) -> dict[str, float] | None:
     return shares or None
 
 
-def named(models: list[str]) -> dict[str, str] | None:
-    """Return folders by name; a folder without one is the default model, or has its own name."""
-    found: dict[str, str] = {}
+def name_models(models: list[str]) -> dict[str, str] | None:
+    """Return folders by model name: NAME=FOLDER, "default" for a single folder, or its name."""
+    folders: dict[str, str] = {}
     for text in models:
         name, _, folder = text.rpartition("=")
         name = name or ("default" if len(models) == 1 else Path(folder).name.lower())
-        if name in found:
+        if name in folders:
             raise SettingError(f"two models are named {name!r}; give them names: NAME=FOLDER")
-        found[name] = folder
-    return found or None
-
-
-def settings(path: Path | None, **flags: Any) -> Config:
-    """Return the settings of the service."""
-    from equipoise.serve.config import Config
-
-    return Config.read(path, flags)
+        folders[name] = folder
+    return folders or None
 
 
 def require_extra() -> None:
-    """Refuse to go on where the packages of the service are not installed."""
+    """Raise if packages that the service needs are not installed."""
     needed = ("fastapi", "uvicorn", "uvloop", "httptools", "sqlalchemy", "prometheus_client")
     missing = [name for name in needed if find_spec(name) is None]
     if missing:

@@ -158,8 +158,11 @@ class Answers:
         budget.spend(served.steps(length), f"{history}, or send fewer lists in a batch")
         if query.explain:
             pairs = min(query.k, k) * length
-            steps = length * served.steps(1) * -(-pairs // PAIRS) + PAIR_STEPS * pairs
-            budget.spend(steps, f"{history} or k ({query.k:,}), or leave explain out")
+            batches = -(-pairs // PAIRS)
+            alone = length * served.steps(1) * batches
+            budget.spend(
+                alone + PAIR_STEPS * pairs, f"{history} or k ({query.k:,}), or leave explain out"
+            )
 
     def _record(self, query: schemas.Recommend, answer: dict[str, Any]) -> Write | None:
         """Record the list of an experiment; return the write that marks its items as seen."""

@@ -459,13 +459,13 @@ def _add_operation_routes(app: FastAPI, state: State, telemetry: Telemetry) -> N
             counts = None
         return _json({"time": time.time(), **numbers, "store": counts})
 
-    reload_errors = {409: {**ERRORS[404], "description": "The models could not be loaded."}}
+    refused = {**ERRORS[404], "description": "The models could not be loaded."}
 
     @app.post(
         "/v1/admin/reload",
         response_model=schemas.Reloaded,
         tags=["operation"],
-        responses={**ERRORS, **reload_errors},
+        responses={**ERRORS, 409: refused},
     )
     async def reload() -> Response:
         """Load and check changed models beside the old ones and swap them, in every worker."""

@@ -1,4 +1,4 @@
-"""Settings of the service: flags, the environment or one TOML file, each key checked by name."""
+"""Settings of the service from flags, the environment and a TOML file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -27,7 +27,7 @@ ROLES = ("read", "write", "admin")
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one request may ask for.
+    """Limits on requests.
 
     Parameters
     ----------
@@ -46,13 +46,13 @@ class Limits:
     cost
         Steps that a request may take, about a nanosecond each.
     cache
-        Bytes that a worker keeps of rules and filters that were looked up.
+        Bytes of the cache of rules and filters in a worker.
     rate
         Requests per second of one token or address; 0 for no limit.
     timeout
         Seconds until headers and body must have arrived, and the store must have answered.
     connections
-        Requests that a worker answers at the same time; more are told to come back.
+        Concurrent requests of a worker; further ones get 503.
     """
 
     body: int = 1_000_000
@@ -81,20 +81,20 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Token:
-    """A secret that opens the service.
+    """A token that gives access to the service.
 
     Parameters
     ----------
     name
-        What logs and limits call its bearer; no two tokens share it.
+        Unique name, used in logs and limits.
     secret
-        At least 16 characters, no other token's; "env:NAME" takes it from the environment.
+        Unique, at least 16 characters; "env:NAME" takes it from the environment.
     role
-        "read" asks, "write" also sends events and attributes, "admin" also reloads.
+        "read" gets lists, "write" also sends events and attributes, "admin" also reloads.
     """
 
     name: str
-    secret: str = field(repr=False)
+    secret: str = dataclasses.field(repr=False)
     role: Literal["read", "write", "admin"] = "read"
 
     def __post_init__(self) -> None:
@@ -116,14 +116,14 @@ class Token:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Users are dealt to models by a stable hash of the name and the user.
+    """Assigns users to models by a stable hash of the name and the user.
 
     Parameters
     ----------
     name
-        Another name deals the users anew.
+        Another name assigns the users anew.
     models
-        Shares of the users by the name of the model; they are scaled to sum to 1.
+        Shares of the users by model; scaled to sum to 1.
     """
 
     name: str
@@ -138,36 +138,34 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything `equipoise serve` can be told; a TOML file has the same names.
+    """Settings of `equipoise serve`; a TOML file has the same names.
 
     Parameters
     ----------
     models
-        Folders of saved models by name; the first one is asked where a request names none.
+        Folders of saved models by name; the first one is the default.
     store
         URL of the event store: sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME.
     host, port
-        Address to listen on. Without tokens it has to be this machine's own.
+        Address to listen on; without tokens a loopback address.
     workers
         Processes that answer requests.
     drain
-        Seconds from SIGTERM until the socket is closed, in which /readyz answers 503 and all else
-        goes on, so that a load balancer sends requests elsewhere; 0 for none.
+        Seconds from SIGTERM until the socket is closed, during which /readyz answers 503 so that a
+        load balancer sends requests elsewhere.
     refresh
-        Time between two updates of the models from the store; None for none.
+        Time between updates of the models from the store; None for no updates.
     keep
-        Age at which events and seen marks leave the store; None keeps them.
+        Age at which events, marks and lists are deleted; None for never.
     weights
-        What an event of each type counts; one below 0 is a dislike. Types that the signals of a
-        served model weigh need no entry.
-    tokens, experiments
-        As their own classes say.
+        Weights by event type; negative for dislikes. Types in the signals of a served model need
+        no entry.
+    tokens, experiments, limits
+        See their classes.
     cors
-        Origins of other pages whose scripts may call the service.
+        Origins of other sites whose pages may call the service.
     access_log
-        Write a line for each request.
-    limits
-        As their own class says.
+        Log a line per request.
     """
 
     models: dict[str, str]
@@ -178,12 +176,14 @@ class Config:
     drain: float = 2.0
     refresh: str | None = None
     keep: str | None = None
-    weights: dict[str, float] = field(default_factory=lambda: {"view": 1.0, "dislike": -1.0})
-    tokens: list[Token] = field(default_factory=list)
-    experiments: list[Experiment] = field(default_factory=list)
-    cors: list[str] = field(default_factory=list)
+    weights: dict[str, float] = dataclasses.field(
+        default_factory=lambda: {"view": 1.0, "dislike": -1.0}
+    )
+    tokens: list[Token] = dataclasses.field(default_factory=list)
+    experiments: list[Experiment] = dataclasses.field(default_factory=list)
+    cors: list[str] = dataclasses.field(default_factory=list)
     access_log: bool = True
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = dataclasses.field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -214,13 +214,13 @@ class Config:
             raise SettingError("the service runs one experiment at a time; leave the others out")
         if not self.tokens and not is_loopback(self.host):
             raise SettingError(
-                f"without tokens the service listens on this machine alone, not on {self.host}; "
-                "give tokens, or leave host out"
+                f"without tokens the service listens on loopback addresses only, not on "
+                f"{self.host}; give tokens, or leave host out"
             )
 
     @property
     def keep_seconds(self) -> float | None:
-        """Age at which events leave the store."""
+        """Age in seconds at which events are deleted."""
         return None if self.keep is None else period("keep", self.keep)
 
     @classmethod
@@ -230,45 +230,43 @@ class Config:
         flags: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] = os.environ,
     ) -> Self:
-        """Return the settings of a file, over them the environment, over that the flags."""
-        found: dict[str, Any] = {}
-        if path is not None:
-            found = _toml(Path(path))
+        """Read settings; flags override the environment, which overrides the file."""
+        values = {} if path is None else _read_toml(Path(path))
         for name in ("store", "host", "port", "workers", "drain", "refresh", "keep"):
             text = environment.get(PREFIX + name.upper())
             if text is not None:
-                found[name] = _number(text)
-        found |= {name: value for name, value in (flags or {}).items() if value is not None}
-        found.setdefault("models", {})
-        made: Self = _made(cls, found, "")
-        return made
+                values[name] = _number(text)
+        values |= {name: value for name, value in (flags or {}).items() if value is not None}
+        values.setdefault("models", {})
+        config: Self = _build(cls, values, "")
+        return config
 
 
 def _number(text: str) -> int | float | str:
-    """Return the number that a text stands for, or the text."""
+    """Return a text as a number if it is one."""
     if text.isdecimal():
         return int(text)
     return float(text) if re.fullmatch(r"\d+\.\d+", text) else text
 
 
 def _check_distinct(tokens: Iterable[Token]) -> None:
-    """Refuse two tokens that limits and logs could not tell apart."""
+    """Refuse tokens with the same name or secret."""
     owners: dict[str, str] = {}  # names by their secret
     for token in tokens:
         if token.name in owners.values():
             raise SettingError(
-                f"two tokens have the name {token.name!r}, by which limits and logs go; "
-                "give each its own"
+                f"two tokens have the name {token.name!r}, which limits and logs use; "
+                "choose different names"
             )
         if token.secret in owners:
             both = f"{owners[token.secret]!r} and {token.name!r}"
-            raise SettingError(f"tokens {both} have the same secret; give each its own")
+            raise SettingError(f"tokens {both} have the same secret; choose different ones")
         owners[token.secret] = token.name
 
 
 @functools.lru_cache(1024)
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own.
+    """Whether an address is a loopback address.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -281,38 +279,38 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        told = error.strerror or error
-        raise DataError(f"{path} cannot be read: {told}; check the path") from error
+        reason = error.strerror or error
+        raise DataError(f"{path} cannot be read: {reason}; check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not a TOML file: {error}") from error
 
 
-def _made(kind: Any, given: Any, where: str) -> Any:
-    """Return a dataclass from a table of TOML; an unknown key names the nearest one."""
-    if not isinstance(given, Mapping):
-        raise SettingError(f"{where or 'the settings'} must be a table, got {given!r}")
+def _build(kind: Any, table: Any, where: str) -> Any:
+    """Build a dataclass from a TOML table; the error for an unknown key names the nearest one."""
+    if not isinstance(table, Mapping):
+        raise SettingError(f"{where or 'the settings'} must be a table, got {table!r}")
     hints = typing.get_type_hints(kind)
-    fields = {each.name: each for each in dataclasses.fields(kind)}
+    fields = {field.name: field for field in dataclasses.fields(kind)}
     values = {}
-    for key, value in given.items():
+    for key, value in table.items():
         if key in ("tenant", "tenants"):
             raise SettingError(f"{where}{key}: {NO_TENANTS}")
         if key not in fields:
             raise SettingError(f"unknown setting {where + key!r}{_nearest(key, fields)}")
         values[key] = _value(hints[key], value, where + key)
-    for name, each in fields.items():
-        needed = each.default is each.default_factory is dataclasses.MISSING
-        if needed and name not in values:
+    for name, field in fields.items():
+        is_required = field.default is field.default_factory is dataclasses.MISSING
+        if is_required and name not in values:
             raise SettingError(f"{where}{name} is missing")
     return kind(**values)
 
 
 def _value(kind: Any, value: Any, where: str) -> Any:
-    """Return a value of this type from TOML."""
+    """Convert a TOML value to this type."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         if value is None and type(None) in parts:
@@ -320,15 +318,15 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         kind = next(part for part in parts if part is not type(None))
         return _value(kind, value, where)
     if dataclasses.is_dataclass(kind):
-        return _made(kind, value, f"{where}.")
+        return _build(kind, value, f"{where}.")
     if origin is list:
         if not isinstance(value, list):
             raise SettingError(f"{where} must be a list, got {value!r}")
-        return [_value(parts[0], each, f"{where}[{n}]") for n, each in enumerate(value)]
+        return [_value(parts[0], part, f"{where}[{n}]") for n, part in enumerate(value)]
     if origin is dict:
         if not isinstance(value, Mapping):
             raise SettingError(f"{where} must be a table, got {value!r}")
-        return {name: _value(parts[1], each, f"{where}.{name}") for name, each in value.items()}
+        return {name: _value(parts[1], part, f"{where}.{name}") for name, part in value.items()}
     if origin is Literal:
         if value not in parts:
             raise SettingError(f"{where} must be one of {', '.join(parts)}, got {value!r}")

@@ -1,7 +1,6 @@
-"""What a request costs, known before the work is done; and caches that keep to a number of bytes.
+"""Cost of requests, estimated before any work is done; and a cache with a limit in bytes.
 
-A step is about a nanosecond of one processor. The numbers below are the orders of magnitude of the
-parts of the service, so that one limit holds for all of them together.
+A step is about a nanosecond of one processor. The numbers below are orders of magnitude.
 """
 
 from __future__ import annotations
@@ -23,29 +22,29 @@ from equipoise.serve.config import Limits
 
 Value = TypeVar("Value")
 
-LIST_STEPS = 100_000  # make any list
-ID_STEPS = 1_000  # look an id up
-ROW_STEPS = 2_000  # write an item of a list, or a reason
-PAIR_STEPS = 200  # sort what an item of the history adds to a listed one
-RULE_STEPS = 20_000  # look an entry of the rules up
-LABEL_STEPS = 2_500  # compare the label of an item with that of a rule
-QUOTA_STEPS = 5  # compare an item with one above, under at_most
-DIVERSITY_STEPS = 50  # the same, under diversity
-PAIRS = 1 << 20  # items of the history x listed ones that are looked at at a time
-LABELLED = ("include", "exclude")  # rules that choose by labels
+LIST_STEPS = 100_000  # per list
+ID_STEPS = 1_000  # per id
+ROW_STEPS = 2_000  # per listed item or reason
+PAIR_STEPS = 200  # per pair of a history item and a listed item
+RULE_STEPS = 20_000  # per entry of the rules
+LABEL_STEPS = 2_500  # per comparison of a label with a rule
+QUOTA_STEPS = 5  # per comparison of two items under at_most
+DIVERSITY_STEPS = 50  # per comparison of two items under diversity
+PAIRS = 1 << 20  # history items x listed items in one batch of reasons
+LABELLED = ("include", "exclude")  # rules that select by labels
 NUMBERED = ("boost", "bonus")  # rules with numbers by id or label
 
 
 class Budget:
-    """What a request may still cost; `spend` raises where that is too little."""
+    """Remaining budget of a request; `spend` raises when it is exceeded."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._steps = 0.0
-        self._rules: set[str] = set()  # looked up already, so free
+        self._rules: set[str] = set()  # counted already
 
     def spend(self, steps: float, remedy: str) -> None:
-        """Count work that is about to be done; `remedy` says what would make it less."""
+        """Count steps before they are done; `remedy` names what to reduce."""
         if self._steps + steps > self._limits.cost:
             total = f"{self._steps + steps:,.0f}"
             raise SettingError(
@@ -55,7 +54,7 @@ class Budget:
         self._steps += steps
 
     def spend_rules(self, rules: Mapping[str, Any], n_items: int) -> None:
-        """Count the rules of a list; those that an earlier list had are looked up."""
+        """Count the rules of a list; rules of an earlier list are free."""
         entries, lookups = count_entries(rules), count_lookups(rules)
         if entries > self._limits.rules:
             raise SettingError(
@@ -69,15 +68,15 @@ class Budget:
             self._rules.add(text)
 
 
-def check_size(lists: Sequence[schemas.Recommend], limits: Limits) -> None:
+def check_size(queries: Sequence[schemas.Recommend], limits: Limits) -> None:
     """Refuse requests that name too many ids, or whose answers would be too long."""
-    ids = sum(count_ids(asked) for asked in lists)
+    ids = sum(count_ids(query) for query in queries)
     if ids > limits.ids:
         raise SettingError(
             f"the request names {ids:,} ids and values, and limits.ids is {limits.ids:,}; reduce "
             "history, exclude, candidates, filters or rules, or send it in parts"
         )
-    rows = sum(asked.k * (1 + asked.explain) for asked in lists)
+    rows = sum(query.k * (1 + query.explain) for query in queries)
     if rows > limits.rows:
         raise SettingError(
             f"the answer would have {rows:,} items and reasons, and limits.rows is "
@@ -85,21 +84,21 @@ def check_size(lists: Sequence[schemas.Recommend], limits: Limits) -> None:
         )
 
 
-def count_ids(asked: schemas.Recommend) -> int:
+def count_ids(query: schemas.Recommend) -> int:
     """Return the number of ids and values that a request names."""
-    lists = (asked.history, asked.session, asked.exclude, asked.candidates)
-    values = sum(len(each) if isinstance(each, list) else 1 for each in asked.filters.values())
-    rules = {} if asked.rules is None else rules_of_user(asked.rules, asked.user)
-    return sum(len(each) for each in lists if each is not None) + values + count_entries(rules)
+    lists = (query.history, query.session, query.exclude, query.candidates)
+    values = sum(len(value) if isinstance(value, list) else 1 for value in query.filters.values())
+    rules = {} if query.rules is None else rules_of_user(query.rules, query.user)
+    return sum(len(ids) for ids in lists if ids is not None) + values + count_entries(rules)
 
 
-def is_long(asked: schemas.Recommend) -> bool:
-    """Whether other requests should not wait for this one."""
-    return bool(asked.rules) or asked.k * (1 + asked.explain) > 2_000 or count_ids(asked) > 2_000
+def is_long(query: schemas.Recommend) -> bool:
+    """Whether to compute a list in another thread, so that other requests do not wait."""
+    return bool(query.rules) or query.k * (1 + query.explain) > 2_000 or count_ids(query) > 2_000
 
 
 def rules_of_user(rules: Mapping[str, Any], user: Any) -> dict[str, Any]:
-    """Return rules without those of other users, which nobody has to look up.
+    """Return rules without those of other users.
 
     >>> rules_of_user({"pin": ["tea"], "users": {"ann": {}, "bob": {}}}, "ann")
     {'pin': ['tea'], 'users': {'ann': {}}}
@@ -107,8 +106,10 @@ def rules_of_user(rules: Mapping[str, Any], user: Any) -> dict[str, Any]:
     users = rules.get("users")
     if not isinstance(users, Mapping):
         return dict(rules)
-    own = {} if user is None else {name: users[name] for name in (str(user),) if name in users}
-    return {**rules, "users": own}
+    user_rules = (
+        {} if user is None else {name: users[name] for name in (str(user),) if name in users}
+    )
+    return {**rules, "users": user_rules}
 
 
 def count_entries(rules: Any) -> int:
@@ -126,7 +127,7 @@ def count_entries(rules: Any) -> int:
 
 
 def count_lookups(rules: Mapping[str, Any]) -> int:
-    """Return how often rules compare a label of all items with something."""
+    """Return the number of comparisons of a label column that rules need."""
     users = rules.get("users")
     parts = [rules, *(users.values() if isinstance(users, Mapping) else ())]
     lookups = 0
@@ -144,7 +145,7 @@ def count_lookups(rules: Mapping[str, Any]) -> int:
 
 
 def scoring_steps(terms: Sequence[Term], n_items: int) -> tuple[float, float]:
-    """Return the steps to score all items: for any history, and for each of its items."""
+    """Return the steps to score all items: fixed ones, and those per history item."""
     fixed, per_item = float(n_items), 0.0
     for term in terms:
         stored = [getattr(term, name, None) for name in ("matrix", "data", "left")]
@@ -156,39 +157,38 @@ def scoring_steps(terms: Sequence[Term], n_items: int) -> tuple[float, float]:
 
 
 class ByteCache:
-    """Values by key; the least recently used ones leave when all take more than some bytes."""
+    """LRU cache with a limit in bytes."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self.size = most, 0
+    def __init__(self, limit: int) -> None:
+        self._limit, self.size = limit, 0
         self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._changing = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """Return the value of a key; a new one is made, and kept if it fits."""
+        """Return the value of a key; a missing one is made, and stored if it fits."""
         with self._changing:
-            known = self._values.get(key)
-            if known is not None:
+            if key in self._values:
                 self._values.move_to_end(key)
-                kept: Value = known[0]
-                return kept
+                cached: Value = self._values[key][0]
+                return cached
         value = make()
         size = count_bytes(key) + count_bytes(value)
         with self._changing:
-            if size <= self._most and key not in self._values:
+            if size <= self._limit and key not in self._values:
                 self._values[key] = value, size
                 self.size += size
-            while self.size > self._most:
+            while self.size > self._limit:
                 _, (_, freed) = self._values.popitem(last=False)
                 self.size -= freed
         return value
 
 
 def count_bytes(value: Any) -> int:
-    """Return about how much memory a value takes: arrays, texts, and what holds them."""
+    """Return the approximate memory of a value and its parts."""
     if isinstance(value, np.ndarray):
         return value.nbytes + 128
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = [getattr(value, each.name) for each in dataclasses.fields(value)]
+        parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
         return 64 + sum(map(count_bytes, parts))
     if isinstance(value, Mapping):
         return sys.getsizeof(value) + sum(map(count_bytes, [*value, *value.values()]))

@@ -1,10 +1,9 @@
-"""Which model of an experiment was clicked more: a permutation test over users.
+"""Compare the click rates of the models of an experiment by a permutation test over users.
 
-A user has one model throughout and counts once, with the share of the user's lists that were
-clicked. Users were dealt to the models at random, so without an effect every other dealing is as
-likely: the test deals them anew. Its level holds for arms of any size. The number of users of each
-model is checked against the shares of the experiment, since a comparison of arms that lost users
-on the way says nothing.
+A user has one model and counts once, with the share of the user's lists that were clicked. Users
+are assigned at random, so without an effect every other assignment is as likely; the level of the
+test holds for arms of any size. The number of users per model is checked against the shares of the
+experiment (sample ratio mismatch).
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from equipoise.serve.store import Store
 
 RESAMPLES = 9_999
 ALPHA = 0.05
-SMALLEST_ARM = 10  # users; the spread of fewer is hardly known
-RATIO_ALPHA = 0.001  # a false alarm about the shares stops a sound experiment
+SMALLEST_ARM = 10  # users; the variance of fewer is too uncertain
+RATIO_ALPHA = 0.001  # strict, as a false alarm stops a valid experiment
 
 
 def compare_clicks(
@@ -39,7 +38,7 @@ def compare_clicks(
     Parameters
     ----------
     store, name
-        Where the experiment is recorded.
+        Store and name of the experiment.
     within
         Seconds after a list in which an event on one of its items is a click on it. An event that
         names its list belongs to that one; others to the latest list of the user with the item.
@@ -55,14 +54,16 @@ def compare_clicks(
     for _, user, model, _, _ in shown:
         models_of_user.setdefault(user, set()).add(model)
     list_counts: dict[str, list[int]] = {}  # lists and clicked lists, by user
-    totals: dict[str, list[int]] = {model: [0, 0] for each in recorded for model in each}
+    totals: dict[str, list[int]] = {
+        model: [0, 0] for arm_shares in recorded for model in arm_shares
+    }
     for number, user, model, _, _ in shown:
         for counts in (list_counts.setdefault(user, [0, 0]), totals.setdefault(model, [0, 0])):
             counts[0] += 1
             counts[1] += number in clicked
     arms: dict[str, list[float]] = {model: [] for model in sorted(totals)}
     for user, (lists, hits) in list_counts.items():
-        if len(models_of_user[user]) == 1:  # one who saw two models tells them not apart
+        if len(models_of_user[user]) == 1:  # else the user saw several models
             arms[next(iter(models_of_user[user]))].append(hits / lists)
     rates = {model: np.array(values) for model, values in arms.items()}
     models = [
@@ -75,8 +76,8 @@ def compare_clicks(
         }
         for model, values in rates.items()
     ]
-    baseline, *others = rates
-    tests = [compare_arms(baseline, other, rates) for other in others]
+    baseline, *challengers = rates
+    tests = [compare_arms(baseline, model, rates) for model in challengers]
     for test, p in zip(tests, holm([test["p"] for test in tests]), strict=True):
         test["p_adjusted"] = float(p)
         test["verdict"] = _verdict(test, rates)
@@ -97,7 +98,7 @@ def compare_clicks(
 
 
 def compare_arms(baseline: str, other: str, rates: Mapping[str, Floats]) -> dict[str, Any]:
-    """Return the difference of two models with its interval, p-value and what could be found."""
+    """Return the difference of two models with interval, p-value and detectable difference."""
     first, second = rates[baseline], rates[other]
     p, low, high = permutation_test(first, second, RESAMPLES, 0)
     difference = error = math.nan
@@ -165,11 +166,11 @@ def check_shares(
     ]
     p = float(min(holm(p_values))) if p_values else 1.0
     counts = ", ".join(f"{model} {users[model]:,}" for model in users)
-    wanted = ", ".join(f"{model} {total * share:,.0f}" for model, share in expected.items())
+    planned = ", ".join(f"{model} {total * share:,.0f}" for model, share in expected.items())
     verdict = "users are spread as the shares say"
     if p < RATIO_ALPHA:
         verdict = (
-            f"users are not spread as the shares say: {counts}, expected {wanted}; do not trust "
+            f"users are not spread as the shares say: {counts}, expected {planned}; do not trust "
             "the comparison before you know why"
         )
     return {"expected": expected, "p": p, "verdict": verdict}
@@ -177,28 +178,27 @@ def check_shares(
 
 def clicked_lists(shown: Iterable[Any], clicks: Iterable[Any], within: float) -> set[str]:
     """Return the ids of the lists that were followed by an event on one of their items."""
-    mine: dict[str, list[tuple[float, str, frozenset[str]]]] = {}
-    named: dict[str, tuple[str, float, frozenset[str]]] = {}
-    for number, user, _, time, items in shown:
-        held = frozenset(json.loads(items))
-        mine.setdefault(user, []).append((time, number, held))
-        named[number] = user, time, held
-    for rows in mine.values():
+    lists_of_user: dict[str, list[tuple[float, str, frozenset[str]]]] = {}
+    list_by_id: dict[str, tuple[str, frozenset[str]]] = {}
+    for list_id, user, _, time, text in shown:
+        items = frozenset(json.loads(text))
+        lists_of_user.setdefault(user, []).append((time, list_id, items))
+        list_by_id[list_id] = user, items
+    for rows in lists_of_user.values():
         rows.sort(key=lambda row: row[0])
-    hit = set()
-    for user, item, time, number in clicks:
-        if number in named:
-            owner, _, held = named[number]
-            if owner == user and item in held:
-                hit.add(number)
+    clicked = set()
+    for user, item, time, list_id in clicks:
+        if list_id in list_by_id:
+            owner, items = list_by_id[list_id]
+            if owner == user and item in items:
+                clicked.add(list_id)
             continue
-        rows = mine.get(user, [])
-        for start, found, held in reversed(
-            rows[: bisect.bisect_right(rows, time, key=lambda r: r[0])]
-        ):
+        rows = lists_of_user.get(user, [])
+        earlier = rows[: bisect.bisect_right(rows, time, key=lambda row: row[0])]
+        for start, earlier_id, items in reversed(earlier):
             if time - start > within:
                 break
-            if item in held:
-                hit.add(found)
+            if item in items:
+                clicked.add(earlier_id)
                 break
-    return hit
+    return clicked

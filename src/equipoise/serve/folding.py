@@ -1,4 +1,4 @@
-"""From the store into the models: what happened since a model was fitted becomes part of it."""
+"""Update saved models with the events in the store."""
 
 from __future__ import annotations
 
@@ -27,24 +27,16 @@ logger = logging.getLogger("equipoise.serve")
 
 @dataclass(frozen=True, eq=False)
 class Increment:
-    """What events change in the data of a model.
-
-    Parameters
-    ----------
-    added
-        The events that count; None where there are none.
-    removed
-        Pairs of the data that dislikes take out; None where there are none.
-    """
+    """Interactions to add to the data of a model, and those to remove; None for none."""
 
     added: Interactions | None
     removed: Interactions | None
 
 
 def fold(model: Recommender, change: Change) -> bool:
-    """Take the changes of a store into a model; return whether anything changed.
+    """Update a model with the changes in a store; return whether its data changed.
 
-    Users who asked to be forgotten leave it, with all they had before.
+    Forgotten users are removed with all their interactions.
     """
     before, users = model.data_fingerprint_, model.data_.user_index
     gone = [user for user in dict.fromkeys(change.users) if user in users]
@@ -57,15 +49,15 @@ def fold(model: Recommender, change: Change) -> bool:
 
 
 def type_weights(model: Recommender) -> Mapping[str, float]:
-    """Return what the signals of a model say that each type of event counts."""
+    """Return the weights of event types in the signals of a model."""
     return (model.signals.weights if model.signals is not None else None) or {}
 
 
 def event_value(model: Recommender, event_type: str, weight: float) -> float:
-    """Return what an event counts for a model: nothing at 0, and below 0 it is a dislike.
+    """Return the weight of an event for a model; 0 is ignored, negative is a dislike.
 
-    A type that the signals of the model weigh counts what they say, or the negative of it where
-    the event comes with a negative weight. Any other event counts its weight.
+    Types in the signals of the model have the weight given there, negated if the event's own
+    weight is negative. Any other event has its own weight.
     """
     weights = type_weights(model)
     if event_type not in weights:
@@ -75,11 +67,10 @@ def event_value(model: Recommender, event_type: str, weight: float) -> float:
 
 
 def split_at_dislikes(pairs: Sequence[Any], values: Sequence[float]) -> tuple[list[int], set[Any]]:
-    """Return which events count, by position, and the pairs with a dislike.
+    """Return the positions of the events that count, and the pairs with a dislike.
 
-    A dislike takes the item out of the user's history, with all that came before it; what comes
-    after it counts. `pairs` says what each event is on, `values` what it counts, in the order of
-    arrival.
+    A dislike removes the item from the user's history with everything before it; later events
+    count. `pairs` and `values` are the keys and weights of the events, in the order of arrival.
 
     >>> split_at_dislikes(["tea", "milk", "tea", "milk", "tea"], [1.0, 1.0, -1.0, 1.0, 5.0])
     ([1, 3, 4], {'tea'})
@@ -90,10 +81,10 @@ def split_at_dislikes(pairs: Sequence[Any], values: Sequence[float]) -> tuple[li
 
 
 def increment_of(model: Recommender, events: Sequence[Event]) -> Increment:
-    """Return what events change in the data of a model.
+    """Return the interactions that events add to and remove from the data of a model.
 
-    Where the signals of the model make negative values of returns, a dislike that nothing follows
-    is such a value, until the next event of the pair.
+    If the signals have returns="negative", a dislike becomes a negative value until the next event
+    of the pair.
     """
     values = [event_value(model, event.type, event.weight) for event in events]
     pairs = [(event.user, event.item) for event in events]
@@ -109,26 +100,26 @@ def increment_of(model: Recommender, events: Sequence[Event]) -> Increment:
 
 
 def _can_be_added(model: Recommender, dislike: Event) -> bool:
-    """Whether the data can hold a dislike: as a quantity, or by its type."""
+    """Whether the data can represent a dislike: by a weight, or by its type."""
     return model.data_.weighted or type_weights(model).get(dislike.type, 0.0) < 0
 
 
 def _removed_pairs(
     model: Recommender, disliked: set[tuple[str, str]], revived: set[tuple[str, str]]
 ) -> Interactions | None:
-    """Return the disliked pairs that the data hold, and the revived ones of a negative value."""
+    """Return the disliked pairs in the data, and the revived ones with a negative value."""
     users = model.data_.user_index
     rows = users.positions([user for user, _ in disliked | revived], unknown="skip")
     rows = np.unique(rows[rows >= 0])
     if not len(rows):
         return None
     data, values = model.data_.rows(rows), model.interactions_.matrix[rows]
-    held = cell_keys(data.matrix)
+    known = cell_keys(data.matrix)
     if data.events is not None:
-        held = np.concatenate([held, data.events.keys(data.n_items)])
+        known = np.concatenate([known, data.events.keys(data.n_items)])
     negative = cell_keys(values)[values.data < 0]
     gone = np.union1d(
-        np.intersect1d(_pair_keys(data, disliked), held),
+        np.intersect1d(_pair_keys(data, disliked), known),
         np.intersect1d(_pair_keys(data, revived), negative),
     )
     if not len(gone):
@@ -148,39 +139,38 @@ def _pair_keys(data: Interactions, pairs: set[tuple[str, str]]) -> npt.NDArray[n
 
 
 def _as_interactions(model: Recommender, events: Sequence[Event]) -> Interactions | None:
-    """Return events as data that a model can add to its own; None where there are none.
+    """Return events as interactions for `update`; None for no events.
 
-    Ids are text on their way through the service; an update compares them by the kind that the
-    training data have. The events have what these have: times, types, weights. A type that the
-    signals of the model do not know is left out, so that they do not multiply such an event.
+    The columns (times, types, weights) are those of the training data. Types that the signals of
+    the model do not know are left out, so that the signals do not multiply such events.
     """
     if not events:
         return None
     data, weighing = model.data_, type_weights(model)
-    own = data.events
+    past = data.events
     names = [list(dict.fromkeys(getattr(e, axis) for e in events)) for axis in ("user", "item")]
     places = []
     for ids, axis in zip(names, ("user", "item"), strict=True):
         place = {raw: at for at, raw in enumerate(ids)}
         places.append(np.array([place[getattr(event, axis)] for event in events]))
     columns: dict[str, Any] = {}
-    if own is not None and own.times is not None:
+    if past is not None and past.times is not None:
         columns["times"] = np.array([event.time for event in events])
-    if own is not None and own.types is not None:
+    if past is not None and past.types is not None:
         types = (e.type if not weighing or e.type in weighing else None for e in events)
         columns["types"], columns["type_names"] = as_types(types)
     if data.weighted:
         columns["weights"] = np.array([_quantity(event, weighing) for event in events])
-    found = Events.collected(places[0], len(names[0]), places[1], **columns)
+    collected = Events.collected(places[0], len(names[0]), places[1], **columns)
     if "weights" in columns:
-        matrix: Any = summed(found, len(names[1]))[0]
+        matrix: Any = summed(collected, len(names[1]))[0]
     else:
         shape = (len(names[0]), len(names[1]))
         matrix = sp.csr_array((np.ones(len(events), np.float32), tuple(places)), shape=shape)
-        matrix.data[:] = 1  # one for each pair, however often
+        matrix.data[:] = 1  # duplicates count once
     labels = _labels(data, names[1])
-    kept_events = None if own is None else found
-    return Interactions(matrix, names[0], names[1], events=kept_events, labels=labels)
+    new_events = None if past is None else collected
+    return Interactions(matrix, names[0], names[1], events=new_events, labels=labels)
 
 
 def _quantity(event: Event, weighing: Mapping[str, float]) -> float:
@@ -195,24 +185,22 @@ def _labels(data: Interactions, items: list[Any]) -> pl.DataFrame | None:
     if data.labels is None:
         return None
     places = data.item_index.positions(items, unknown="skip")
-    wanted = [int(place) if place >= 0 else None for place in places]
-    return data.labels[pl.Series(wanted, dtype=pl.UInt32).fill_null(0).to_list()].with_columns(
-        pl.when(pl.Series([place is not None for place in wanted])).then(pl.all())
-    )
+    known = pl.Series(places >= 0)
+    return data.labels[np.maximum(places, 0)].with_columns(pl.when(known).then(pl.all()))
 
 
 def fold_saved(path: str, store: Store, out: str | None = None) -> dict[str, Any]:
-    """Bring a saved model up to date with the store and save it; return what was done.
+    """Update a saved model with the events in the store; return counts and sizes.
 
-    Events that count 0 for the model are left out of it, and stay in the store.
+    Events with weight 0 for the model are left out and stay in the store.
     """
     model = load(path)
     change = store.since(model.data_fingerprint_)
     changed = fold(model, change)
     if changed:
-        # The mark goes first: a model that is not saved keeps its fingerprint, and so its own
-        # mark. Where nothing changes, the mark stays too: it is that of all models with these
-        # data, and another one may weigh the events in another way.
+        # Recorded before saving: if saving fails, the old fingerprint keeps its own record. If
+        # nothing changes, the record stays as well, since another model with the same data may
+        # weigh the events differently.
         store.keep_folded(model.data_fingerprint_, change)
     if changed or out is not None:
         model.save(out or path)
@@ -228,7 +216,7 @@ def fold_saved(path: str, store: Store, out: str | None = None) -> dict[str, Any
 
 
 def main() -> int:
-    """Fold the models in the folders given as arguments; the store is in the environment."""
+    """Update the models in the folders given as arguments; EQUIPOISE_STORE names the store."""
     from equipoise.serve.logs import write_lines
 
     write_lines()

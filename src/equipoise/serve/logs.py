@@ -1,4 +1,4 @@
-"""Logs of one JSON object a line."""
+"""Logging as JSON lines."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 
 class Lines(logging.Handler):
-    """Writes what is logged to stderr, one JSON object a line."""
+    """Writes log records to stderr, one JSON object per line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record; fields come in `extra={"fields": {...}}`."""
         try:
             self._write(record)
-        except Exception:  # who reads the log has gone; the request is answered all the same
+        except Exception:  # stderr is closed; the request goes on
             self.handleError(record)
 
     def _write(self, record: logging.LogRecord) -> None:
@@ -29,17 +29,13 @@ class Lines(logging.Handler):
         }
         if record.exc_info and record.exc_info[0] is not None:
             line["error"] = record.exc_info[0].__name__
-            line["trace"] = self.format_trace(record)
+            line["trace"] = logging.Formatter().formatException(record.exc_info)
         sys.stderr.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
         sys.stderr.flush()
 
-    def format_trace(self, record: logging.LogRecord) -> str:
-        """Return the trace of an error, for the log alone."""
-        return logging.Formatter().formatException(record.exc_info)  # type: ignore[arg-type]
-
 
 def write_lines() -> None:
-    """Let the library and the server log as JSON lines on stderr."""
+    """Make the library and uvicorn log JSON lines to stderr."""
     for name in ("equipoise", "uvicorn", "uvicorn.error"):
         logger = logging.getLogger(name)
         logger.handlers[:] = [Lines()] if name != "uvicorn.error" else []

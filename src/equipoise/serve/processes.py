@@ -1,8 +1,8 @@
 """Worker processes behind one listening socket: started, watched, reloaded and stopped.
 
-The parent binds the socket and answers nothing itself. A worker that dies is replaced by another
-fork of it; SIGHUP lets every worker reload its models; SIGTERM and SIGINT let them finish what
-they have begun. After SIGTERM they first say for a while that they are not ready, by SIGUSR1.
+The parent binds the socket and answers no requests itself. A worker that dies is replaced by a new
+fork; SIGHUP makes every worker reload its models; SIGTERM and SIGINT let the workers finish open
+requests. After SIGTERM, SIGUSR1 tells them to be not ready for a while first.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ logger = logging.getLogger("equipoise.serve")
 
 GRACE = 15.0  # seconds to finish open requests
 PAUSE = 1.0  # seconds before a worker that died at once is started again
-FOLDERS = "equipoise-server-"  # in the folder for temporary files, one for each server
+FOLDERS = "equipoise-server-"  # prefix of the folders of servers, among the temporary files
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 Ready = Callable[[str], None]
-# What takes long to import and starts no threads, which would not survive a fork; BLAS is held to
-# one thread, and polars, which starts its own, is left to the workers.
+# Slow imports that start no threads, which would not survive a fork: BLAS is limited to one, and
+# polars, which starts threads, is imported by the workers.
 PRELOADED = ("numpy", "scipy.sparse", "scipy.linalg", "numba", "fastapi", "sqlalchemy", "uvicorn")
 
 
 def serve(config: Config, ready: Ready | None = None) -> int:
-    """Serve until a signal ends it; `ready` is called with the address once all workers answer."""
+    """Serve until a signal; call `ready` with the address once all workers answer."""
     return Supervisor(config, ready).run()
 
 
 @contextlib.contextmanager
 def lasting() -> Iterator[None]:
-    """Make objects that stay: no garbage is looked for among them, neither now nor later."""
+    """Exclude the objects made in this block from garbage collection."""
     gc.disable()
     try:
         yield
@@ -62,72 +62,72 @@ def lasting() -> Iterator[None]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound and listens; the kernel deals connections to the workers."""
+    """Return a listening socket; the kernel distributes connections to the workers."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((host, port))
+        listening.bind((host, port))
     except OSError as error:
-        found.close()
+        listening.close()
         raise DataError(
             f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
         ) from error
-    found.listen(1024)
-    found.set_inheritable(True)
-    return found
+    listening.listen(1024)
+    listening.set_inheritable(True)
+    return listening
 
 
 def make_folder() -> tuple[Path, int]:
-    """Make a folder for the numbers of workers; return it and the lock on it.
+    """Make a folder for the metrics of workers; return it and the descriptor of its lock.
 
-    Workers inherit the lock, so it is held until the last of them is gone, however that ended.
-    Folders of other servers that nobody holds any more are removed.
+    Workers inherit the lock, so it lasts until the last of them has ended. Folders of other
+    servers without a lock are removed.
     """
     root = Path(tempfile.gettempdir())
-    for left in root.glob(f"{FOLDERS}*"):
+    for folder in root.glob(f"{FOLDERS}*"):
         with contextlib.suppress(OSError):  # another user's
-            end = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            if _lock(end):
-                shutil.rmtree(left, ignore_errors=True)
-            os.close(end)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            if _lock(descriptor):
+                shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
     new = Path(tempfile.mkdtemp(prefix="equipoise-new-"))
-    held = os.open(new, os.O_RDONLY)
-    _lock(held)  # before it gets the name by which others find it
-    return new.rename(root / new.name.replace("equipoise-new-", FOLDERS)), held
+    lock = os.open(new, os.O_RDONLY)
+    _lock(lock)  # before it gets the name that other servers look for
+    return new.rename(root / new.name.replace("equipoise-new-", FOLDERS)), lock
 
 
-def _lock(end: int) -> bool:
-    """Lock a folder; False where another process has, or the file system has no locks."""
+def _lock(descriptor: int) -> bool:
+    """Lock a folder; return False if another process has, or the file system has no locks."""
     try:
-        fcntl.flock(end, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     return True
 
 
 class Supervisor:
-    """The parent of the workers."""
+    """The parent process, which starts and watches the workers."""
 
     def __init__(self, config: Config, ready: Ready | None) -> None:
         self._config, self._ready = config, ready
-        self._workers: dict[int, float] = {}  # when each was started, by process id
-        self._fresh: set[int] = set()  # have not said yet that they answer
+        self._workers: dict[int, float] = {}  # start times by process id
+        self._fresh: set[int] = set()  # workers that do not answer yet
         self._pipe = os.pipe()
         self._stopping = False
-        self._hurried = False  # stop without telling load balancers first
+        self._hurried = False  # stop without a drain
         self._reloaded = 0.0  # when the workers were last told to reload
         self._update: subprocess.Popen[bytes] | None = None
         self._wake_read, self._wake_write = os.pipe()
         self._environment = dict(os.environ)
 
     def run(self) -> int:
-        """Start the workers and watch them until told to stop; return an exit code."""
+        """Start the workers and watch them until a signal; return an exit code."""
         config = self._config
         listening = listen(config.host, config.port)
         host, port = listening.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        folder, held = self._numbers_folder()
+        folder, locks = self._metrics_folder()
         os.environ["EQUIPOISE_SUPERVISOR"] = str(os.getpid())
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._pipe[0], False)
@@ -135,7 +135,7 @@ class Supervisor:
         with lasting():
             for name in PRELOADED:
                 import_module(name)
-        before = {each: signal.signal(each, self._signalled) for each in SIGNALS}
+        handlers = {number: signal.signal(number, self._signalled) for number in SIGNALS}
         wake = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         code = 0
         try:
@@ -144,23 +144,23 @@ class Supervisor:
             code = self._watch(listening, f"http://{shown}:{port}")
         finally:
             signal.set_wakeup_fd(wake)
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
             listening.close()
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
-            for end in (*self._pipe, self._wake_read, self._wake_write, *held):
-                os.close(end)
+            for descriptor in (*self._pipe, self._wake_read, self._wake_write, *locks):
+                os.close(descriptor)
         return code
 
-    def _numbers_folder(self) -> tuple[Path | None, list[int]]:
-        """Make the folder of the workers' numbers; without room for it each counts by itself."""
+    def _metrics_folder(self) -> tuple[Path | None, list[int]]:
+        """Make the folder for metrics; without disk space each worker counts on its own."""
         try:
             folder, lock = make_folder()
         except OSError as error:
             os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
             logger.error(
-                "no folder for metrics: %s; /metrics shows the numbers of one worker alone",
+                "no folder for metrics: %s; /metrics shows the numbers of one worker only",
                 error.strerror or error,
             )
             return None, []
@@ -191,12 +191,14 @@ class Supervisor:
             code = 1
             try:
                 signal.set_wakeup_fd(-1)
-                for each in SIGNALS:
-                    signal.signal(each, signal.SIG_DFL)
-                for each in (signal.SIGHUP, signal.SIGUSR1):
-                    signal.signal(each, signal.SIG_IGN)  # until it can reload
+                for number in SIGNALS:
+                    signal.signal(number, signal.SIG_DFL)
+                for number in (signal.SIGHUP, signal.SIGUSR1):
+                    signal.signal(number, signal.SIG_IGN)  # until it can reload
                 os.close(self._pipe[0])
-                code = work(self._config, listening, functools.partial(_say, self._pipe[1]))
+                code = work(
+                    self._config, listening, functools.partial(_report_ready, self._pipe[1])
+                )
             finally:
                 os._exit(code)
         self._workers[process] = time.monotonic()
@@ -208,16 +210,16 @@ class Supervisor:
         started = False
         while not self._stopping:
             select.select([self._wake_read, self._pipe[0]], [], [], 1.0)
-            _drain(self._wake_read)
-            for process in map(int, _drain(self._pipe[0]).splitlines()):
+            _read_all(self._wake_read)
+            for process in map(int, _read_all(self._pipe[0]).splitlines()):
                 self._fresh.discard(process)
                 if self._workers.get(process, self._reloaded) < self._reloaded:
-                    os.kill(process, signal.SIGHUP)  # it may have loaded what was there before
+                    os.kill(process, signal.SIGHUP)  # it may have loaded older models
             for process, code in self._ended():
                 quick = time.monotonic() - self._workers.pop(process) < PAUSE
                 if process in self._fresh and not started:
                     self._stop(listening)
-                    return code or 1  # it has said why
+                    return code or 1  # the worker has logged why
                 self._fresh.discard(process)
                 fields = {"worker": process, "code": code}
                 logger.warning("worker ended", extra={"fields": fields})
@@ -237,30 +239,30 @@ class Supervisor:
         return 0
 
     def _ended(self) -> list[tuple[int, int]]:
-        found = []
+        ended = []
         for process in list(self._workers):
             number, status = os.waitpid(process, os.WNOHANG)
             if number:
-                found.append((number, os.waitstatus_to_exitcode(status)))
-        return found
+                ended.append((number, os.waitstatus_to_exitcode(status)))
+        return ended
 
     def _stop_soon(self) -> None:
-        """Let the workers say that they are not ready, and answer on; a second signal ends it."""
+        """Drain: workers answer but are not ready, until `drain` is over or a second signal."""
         end = time.monotonic() + self._config.drain
         if self._config.drain and not self._hurried:
             logger.info("not ready any more", extra={"fields": {"seconds": self._config.drain}})
             self._tell(signal.SIGUSR1)
-        while not self._hurried and (left := end - time.monotonic()) > 0:
-            select.select([self._wake_read], [], [], left)
-            _drain(self._wake_read)
+        while not self._hurried and (remaining := end - time.monotonic()) > 0:
+            select.select([self._wake_read], [], [], remaining)
+            _read_all(self._wake_read)
 
     def _stop(self, listening: socket.socket) -> None:
-        """Close the socket and let the workers finish; what takes too long is cut short."""
+        """Close the socket, let the workers finish, and kill those that take too long."""
         if self._update is not None:
             self._update.terminate()
             self._update.wait()
         self._tell(signal.SIGTERM)
-        listening.close()  # connections are refused from here on, not left waiting
+        listening.close()  # refuse new connections
         end = time.monotonic() + GRACE + 5
         while self._workers and time.monotonic() < end:
             for process, _ in self._ended():
@@ -271,11 +273,11 @@ class Supervisor:
             os.waitpid(process, 0)
 
     def _refresh(self) -> None:
-        """Fold the store's events into the models, in another process."""
+        """Update the models from the store, in another process."""
         if self._update is not None:
-            return  # still at it
+            return  # the last update still runs
         words = ["-m", "equipoise.serve.folding", *self._config.models.values()]
-        # an address may hold a password, which would be seen among the arguments
+        # not an argument: a URL may contain a password, and arguments are public
         environment = {**self._environment, "EQUIPOISE_STORE": self._config.store}
         self._update = subprocess.Popen([sys.executable, *words], env=environment)
 
@@ -284,32 +286,32 @@ class Supervisor:
             return
         code, self._update = self._update.returncode, None
         logger.info("models refreshed", extra={"fields": {"code": code}})
-        self._reload()  # also where a model could not be folded: the others may have been
+        self._reload()  # also after a failure: other models may have been updated
 
 
-def _say(end: int) -> None:
-    os.write(end, f"{os.getpid()}\n".encode())
+def _report_ready(descriptor: int) -> None:
+    os.write(descriptor, f"{os.getpid()}\n".encode())
 
 
-def _drain(end: int) -> bytes:
-    os.set_blocking(end, False)
+def _read_all(descriptor: int) -> bytes:
+    os.set_blocking(descriptor, False)
     try:
-        return os.read(end, 65_536)
+        return os.read(descriptor, 65_536)
     except BlockingIOError:
         return b""
 
 
 def _end_with_parent() -> None:
-    """Let the kernel end this process when its parent is gone, where it can do that."""
+    """Ask the kernel to end this process when its parent ends (Linux)."""
     parent = os.environ.get("EQUIPOISE_SUPERVISOR")
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if parent != str(os.getppid()):
-        raise SystemExit(1)  # it was gone before
+        raise SystemExit(1)  # it has ended already
 
 
 def work(config: Config, listening: socket.socket, ready: Callable[[], Any]) -> int:
-    """Answer requests until a signal ends it; return an exit code."""
+    """Answer requests until a signal; return an exit code."""
     write_lines()
     _end_with_parent()
     try:

@@ -1,4 +1,4 @@
-"""Who may ask for what: tokens, roles, and what is allowed without any token."""
+"""Access control: tokens, roles, rate limits, and access without tokens."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fastapi import HTTPException
 from equipoise.serve.config import ROLES, Config, is_loopback
 
 OPEN = {"/healthz", "/readyz", "/", "/docs", "/openapi.json"}
-# what the roles "read" and "write" may ask for; anything else needs "admin"
+# paths for the roles "read" and "write"; anything else needs "admin"
 READ_PATHS = {"/v1/similar", "/v1/users", "/v1/items", "/v1/models", "/v1/model"}
 READ_PREFIXES = ("/v1/recommend/", "/v1/users/", "/v1/items/")
 READ_POSTS = {"/v1/recommend", "/v1/recommend:batch", "/v1/explain", "/v1/score"}
 WRITE_PREFIXES = {"PUT": "/v1/items/", "DELETE": "/v1/users/"}
-ADDRESSES = 10_000  # clients whose rate is watched
-WRONG_BURST, WRONG_RATE = 20.0, 0.5  # wrong tokens of an address: at once, and per second after
+ADDRESSES = 10_000  # clients whose rate is tracked
+WRONG_BURST, WRONG_RATE = 20.0, 0.5  # wrong tokens per address: at once, then per second
 HOSTS = re.compile(r"(localhost|127(?:\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
-# scripts and styles of the page alone; nothing from elsewhere, no frames, no guessing of types
+# only scripts and styles of the page itself; no frames, no MIME sniffing
 PAGE_HEADERS = (
     (b"content-security-policy", b"default-src 'none'; script-src 'self'; style-src 'self'; "
      b"connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
@@ -36,7 +36,7 @@ HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-stor
 
 
 class Refused(HTTPException):
-    """A request that is answered by a problem."""
+    """Raised to answer a request with problem details."""
 
     def __init__(
         self, status: int, kind: str, detail: str, headers: dict[str, str] | None = None
@@ -47,14 +47,14 @@ class Refused(HTTPException):
 
 @dataclass(frozen=True)
 class Bearer:
-    """Who asks: a name for the log, and a role."""
+    """Name and role of the sender of a request."""
 
     name: str
     role: str
 
 
 def needed_role(method: str, path: str) -> str:
-    """Return the role that a request needs; what is not listed needs the highest.
+    """Return the role that a request needs; unlisted paths need the highest one.
 
     >>> needed_role("POST", "/v1/recommend"), needed_role("DELETE", "/v1/users/7")
     ('read', 'write')
@@ -70,13 +70,13 @@ def needed_role(method: str, path: str) -> str:
 
 
 class Gate:
-    """Lets requests in, or says why not."""
+    """Checks tokens, roles and rates of requests."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._tokens = [
-            (hashlib.sha256(each.secret.encode()).digest(), Bearer(each.name, each.role))
-            for each in config.tokens
+            (hashlib.sha256(token.secret.encode()).digest(), Bearer(token.name, token.role))
+            for token in config.tokens
         ]
         rate = config.limits.rate / config.workers
         self._requests = Buckets(rate, max(2 * rate, 1.0)) if rate else None
@@ -92,24 +92,28 @@ class Gate:
         host: str,
         origin: str,
     ) -> Bearer | None:
-        """Return who asks, None for what is open to all; anything else is refused."""
+        """Return the sender of a request, None for public paths; raise if it is refused."""
         if not self._tokens:
-            # a page of another site could name this machine by a name of its own
+            # a page of another site could resolve its own host name to this machine
             if not is_loopback(client) or not HOSTS.fullmatch(host):
-                raise Refused(403, "forbidden", "without tokens only this machine may ask")
-            known = ("", f"http://{host}", f"https://{host}", *self._config.cors)
-            if origin not in known and "*" not in known:
-                raise Refused(403, "forbidden", "without tokens pages of other sites may not ask")
+                raise Refused(
+                    403, "forbidden", "without tokens only this machine may send requests"
+                )
+            origins = ("", f"http://{host}", f"https://{host}", *self._config.cors)
+            if origin not in origins and "*" not in origins:
+                raise Refused(
+                    403, "forbidden", "without tokens pages of other sites may not send requests"
+                )
             bearer = Bearer("local", "admin")
         elif path in OPEN or path.startswith("/page/") or method == "OPTIONS":
-            return None  # a browser sends no token when it asks whether a page may call
+            return None  # browsers send no token in a preflight request
         else:
             bearer = self._bearer(authorization, client)
         if ROLES.index(bearer.role) < ROLES.index(needed_role(method, path)):
             role = needed_role(method, path)
             raise Refused(403, "forbidden", f"this needs a token with the role {role!r}")
-        who = client if not self._tokens else bearer.name
-        wait = 0.0 if self._requests is None else self._requests.take(who)
+        sender = client if not self._tokens else bearer.name
+        wait = 0.0 if self._requests is None else self._requests.take(sender)
         if wait:
             raise too_many("too many requests; wait a little", wait)
         return bearer
@@ -117,49 +121,49 @@ class Gate:
     def _bearer(self, authorization: str, client: str) -> Bearer:
         kind, _, secret = authorization.partition(" ")
         digest = hashlib.sha256(secret.strip().encode("utf-8", "replace")).digest()
-        found = None
-        for known, bearer in self._tokens:  # all of them, so that time tells nothing
-            if hmac.compare_digest(known, digest):
-                found = bearer
-        if kind.lower() != "bearer" or found is None:
-            # none that is right waits, so nobody can lock out others behind the same address
+        match = None
+        for token_digest, bearer in self._tokens:  # all of them, in constant time
+            if hmac.compare_digest(token_digest, digest):
+                match = bearer
+        if kind.lower() != "bearer" or match is None:
+            # valid tokens never wait, so nobody can lock out other clients of an address
             wait = self._wrong_tokens.take(network(client)) if authorization else 0.0
             if wait:
                 raise too_many("too many wrong tokens from this address; wait a little", wait)
             header = {"www-authenticate": "Bearer"}
             raise Refused(401, "unauthorized", "send a token: Authorization: Bearer ...", header)
-        return found
+        return match
 
 
 class Buckets:
-    """Counts what each of many clients asks for: `burst` at once, then `rate` per second.
+    """Token buckets: `burst` requests of a client at once, then `rate` per second.
 
-    The clients that have not asked for longest are dropped beyond `ADDRESSES` of them.
+    Beyond `ADDRESSES` clients the least recent ones are dropped.
     """
 
     def __init__(self, rate: float, burst: float) -> None:
         self._rate, self._burst = rate, burst
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def take(self, who: str) -> float:
-        """Count one request; return 0, or the seconds to wait where there were too many."""
+    def take(self, client: str) -> float:
+        """Count one request; return the seconds to wait, 0 if it is within the rate."""
         now = time.monotonic()
-        left, last = self._left.pop(who, (self._burst, now))
+        left, last = self._left.pop(client, (self._burst, now))
         left = min(self._burst, left + (now - last) * self._rate)
-        self._left[who] = (left - 1 if left >= 1 else left, now)
+        self._left[client] = (left - 1 if left >= 1 else left, now)
         if len(self._left) > ADDRESSES:
             self._left.popitem(last=False)
         return 0.0 if left >= 1 else (1 - left) / self._rate
 
 
 def too_many(detail: str, wait: float) -> Refused:
-    """Return the answer to one who has to wait this many seconds."""
+    """Return a refusal that asks to wait this many seconds."""
     return Refused(429, "too-many-requests", detail, {"retry-after": str(max(1, round(wait)))})
 
 
 @functools.lru_cache(1024)
 def network(client: str) -> str:
-    """Return what one client has: an address of IPv4, or a network of IPv6.
+    """Return the key of a client: its IPv4 address, or its IPv6 network.
 
     >>> network("192.0.2.7"), network("2001:db8::7")
     ('192.0.2.7', '2001:db8::/64')

@@ -1,8 +1,8 @@
 """The store of live events: SQLite in a file, or PostgreSQL by URL.
 
-What was accepted is on disk before the answer is sent. Every write is idempotent: an event has an
-id, a mark and an attribute a key. Writes of many requests that wait at the same time share one
-transaction (`Writer`), so that the disk is asked to sync once for all of them.
+Accepted events are on disk before the answer is sent. Every write is idempotent: an event has an
+id, a mark and an attribute have a key. Writes that wait at the same time share one transaction
+(`Writer`), so that the disk syncs once for all of them.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ logger = logging.getLogger(__name__)
 
 VERSION = 2
 PATIENCE = 10  # seconds that a statement waits for another process
-LONG = 600.0  # seconds for what reads a whole table, which no request waits for
+LONG = 600.0  # seconds for reads of a full table, for which no request waits
 TRIES = 3
-RECENT = 10.0  # seconds for which a failure keeps the service from being ready
-CHECKED = 5.0  # seconds that the check of a file takes at most
+RECENT = 10.0  # seconds that /readyz fails after a failure
+CHECKED = 5.0  # seconds for the check of a file, at most
 DAMAGE = (11, 26)  # codes of SQLite: the file is malformed, or no database
 SHARED = 500  # writes in one transaction, at most
 READERS = 16  # threads that wait for a database elsewhere
-LOCK = 0x65717569  # of PostgreSQL, while the schema is made or changed
-SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # as JSON writes one, with or without its other half
+LOCK = 0x65717569  # advisory lock of PostgreSQL while tables are created or migrated
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # as written in JSON
 Result = TypeVar("Result")
 Write = Callable[[sa.Connection], Any]
 LiveEvent = tuple[str, float, float, int, str]
@@ -133,17 +133,17 @@ lists = sa.Table(
     sa.Column("items", sa.Text, nullable=False),
     sa.Index("lists_time", "time"),
 )
-# what takes a store of an older version to the next one; tables that are missing are made first
+# statements that migrate a store from this version to the next; missing tables are created first
 MIGRATIONS = {1: ("ALTER TABLE events ADD COLUMN list_id TEXT",)}
 
 
 class StoreError(EquipoiseError, OSError):
-    """The store did not answer; what was sent may be sent again."""
+    """The store did not answer; the request may be repeated."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something a user did with an item."""
+    """An interaction of a user with an item."""
 
     id: str
     user: str
@@ -165,16 +165,16 @@ class Mark:
 
 @dataclass(frozen=True)
 class Live:
-    """What the store knows of a user.
+    """Events of a user in the store.
 
     Parameters
     ----------
     events
-        Item, weight, time, number and kind of each event, in the order of arrival.
+        Item, weight, time, row number and type of the events, in the order of arrival.
     seen
         Items the user was shown.
     forgotten
-        Number of the latest request to forget the user; 0 where there is none.
+        Row number of the latest request to forget the user; 0 without one.
     """
 
     events: list[LiveEvent]
@@ -184,7 +184,7 @@ class Live:
 
 @dataclass(frozen=True)
 class Change:
-    """What happened since a model was last brought up to date; numbers are those of the rows."""
+    """Events and users to forget since the last update of a model, and their last row numbers."""
 
     events: list[Event]
     users: list[str]
@@ -200,7 +200,7 @@ class Store:
     url
         sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME.
     timeout
-        Seconds until an unanswered statement is an error.
+        Seconds to wait for a statement.
     """
 
     def __init__(self, url: str, timeout: float = PATIENCE) -> None:
@@ -211,12 +211,12 @@ class Store:
         self._read = self._engine(isolation_level="AUTOCOMMIT")
         if self.is_local:
             sa.event.listen(self._write, "begin", _begin_immediate)
-        self._kept: dict[threading.Thread, tuple[int, sqlite3.Connection]] = {}
+        self._connections: dict[threading.Thread, tuple[int, sqlite3.Connection]] = {}
         self._insert = _insert_of(self.is_local)
         self._file: LocalFile | None = None
         self._opening = threading.Lock()
-        self._opened = 0  # how often the file was opened
-        self._failures: dict[str, float] = {}  # when reads and writes last failed, until they work
+        self._opened = 0  # number of times the file was opened
+        self._failures: dict[str, float] = {}  # time of the last failure, removed by a success
         self._damage = ""
         self._closed = False
         self._watchdog = Watchdog()
@@ -239,15 +239,15 @@ class Store:
             return engine
         wait = f"-c statement_timeout={int(1000 * self._timeout)}"
         connect = {"connect_timeout": max(2, int(self._timeout)), "options": wait}
-        # a peer that is gone; one that is silent is given up by the watchdog
+        # these detect a lost peer; the watchdog detects a silent one
         connect |= {"keepalives": 1, "keepalives_idle": 5, "keepalives_interval": 2}
         connect |= {"keepalives_count": 3, "tcp_user_timeout": int(1000 * self._timeout)}
-        connect["client_encoding"] = "utf8"  # whatever the database was made with
+        connect["client_encoding"] = "utf8"  # independent of the encoding of the database
         options |= {"pool_timeout": self._timeout, "pool_size": 4, "max_overflow": 8}
         return sa.create_engine(self.address, connect_args=connect, **options)
 
     def _prepare(self) -> None:
-        """Make the tables, or bring older ones up to date; one process at a time."""
+        """Create or migrate the tables; one process at a time."""
         with self._transaction(self._timeout) as connection:
             if not self.is_local:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK)))
@@ -255,30 +255,31 @@ class Store:
                 schema.create_all(connection)
                 connection.execute(meta.insert(), {"name": "schema", "value": str(VERSION)})
                 return
-            wanted = sa.select(meta.c.value).where(meta.c.name == "schema")
-            found = int(connection.execute(wanted).scalar_one())
-            if found > VERSION:
+            query = sa.select(meta.c.value).where(meta.c.name == "schema")
+            old_version = int(connection.execute(query).scalar_one())
+            if old_version > VERSION:
                 raise DataError(
-                    f"the store has version {found} and this service knows {VERSION}; upgrade it"
+                    f"the store has version {old_version} and this service supports {VERSION}; "
+                    "upgrade the service"
                 )
-            if found == VERSION:
+            if old_version == VERSION:
                 return
             schema.create_all(connection)
-            for version in range(found, VERSION):
+            for version in range(old_version, VERSION):
                 for statement in MIGRATIONS[version]:
                     connection.exec_driver_sql(statement)
-            renewed = meta.update().where(meta.c.name == "schema").values(value=str(VERSION))
-            connection.execute(renewed)
-            logger.info("store taken from version %d to %d", found, VERSION)
+            update = meta.update().where(meta.c.name == "schema").values(value=str(VERSION))
+            connection.execute(update)
+            logger.info("store migrated from version %d to %d", old_version, VERSION)
 
     @contextmanager
     def _known_errors(self, kind: str = "read") -> Iterator[None]:
-        """Log why the database failed, and tell callers that it did; note it for `ping`."""
+        """Turn errors of the database into StoreError; log them and note them for `ping`."""
         try:
             yield
         except (SQLAlchemyError, sqlite3.Error) as error:
             reason = self._reason(error)
-            if _is_of_the_store(error):
+            if _is_store_failure(error):
                 self._failures[kind] = time.monotonic()
             if _sqlite_code(error) in DAMAGE and not self._damage:
                 self._damage = reason
@@ -294,13 +295,13 @@ class Store:
         self._failures.pop(kind, None)
 
     def _reason(self, error: Exception) -> str:
-        """Return the class and message of an error without values, statements and secrets."""
+        """Return the class and message of an error without values, statements or secrets."""
         cause = getattr(error, "orig", None) or error
         state = getattr(cause, "sqlstate", None) or ""
         if state[:2] in ("22", "23"):  # these messages may quote the values of an event
             return f"{type(cause).__name__} (SQLSTATE {state})"
         diagnosis = getattr(getattr(cause, "diag", None), "message_primary", None)
-        # of an error of SQLAlchemy itself, the lines below hold statements and their values
+        # in messages of SQLAlchemy, statements and their values follow
         text = str(diagnosis or cause).split("[SQL:")[0].split("DETAIL:")[0]
         if self.address.password:
             text = text.replace(str(self.address.password), "***")
@@ -308,7 +309,7 @@ class Store:
 
     @contextmanager
     def _connection(self, engine: sa.Engine, seconds: float) -> Iterator[sa.Connection]:
-        """Return a connection that is cut off where the server stays silent for too long."""
+        """Open a connection that is cut off if the server stays silent for too long."""
         with engine.connect() as connection:
             if self.is_local:
                 yield connection
@@ -322,10 +323,10 @@ class Store:
         with self._connection(self._write, seconds) as connection, connection.begin():
             yield connection
 
-    def _ask(
+    def _query(
         self, work: Callable[[sa.Connection], Result], seconds: float | None = None
     ) -> Result:
-        """Read; a connection that was lost is renewed once, while there is time left."""
+        """Read; reconnect once if the connection was lost and there is time left."""
         self._check_file()
         seconds = self._timeout if seconds is None else seconds
         end = time.monotonic() + seconds
@@ -334,19 +335,19 @@ class Store:
                 with self._connection(self._read, seconds) as connection:
                     return work(connection)
             except DBAPIError as error:
-                left = end - time.monotonic()
-                if not error.connection_invalidated or left <= 0 or self._closed:
+                remaining = end - time.monotonic()
+                if not error.connection_invalidated or remaining <= 0 or self._closed:
                     raise
-            with self._connection(self._read, left) as connection:
+            with self._connection(self._read, remaining) as connection:
                 return work(connection)
 
-    def _quick(self, sql: str, values: list[Any]) -> list[Any]:
-        """Read from the file on a connection that the thread keeps: every list asks this."""
+    def _query_file(self, sql: str, values: list[Any]) -> list[Any]:
+        """Read from the file on the connection of this thread; each list needs such a read."""
         self._check_file()
         thread = threading.current_thread()
-        opened, connection = self._kept.get(thread, (self._opened, None))
+        opened, connection = self._connections.get(thread, (self._opened, None))
         with self._known_errors():
-            if connection is not None and opened != self._opened:  # to another file
+            if connection is not None and opened != self._opened:  # the file was replaced
                 connection.close()
                 connection = None
             if connection is None:
@@ -354,15 +355,14 @@ class Store:
                 opened = self._opened
                 connection = sqlite3.connect(str(self.address.database), **options)
                 _durable(connection, None)
-                for other in [each for each in list(self._kept) if not each.is_alive()]:
-                    if (left := self._kept.pop(other, None)) is not None:
-                        left[1].close()
-                self._kept[thread] = opened, connection
-            found: list[Any] = connection.execute(sql, values).fetchall()
-            return found
+                for ended in [known for known in list(self._connections) if not known.is_alive()]:
+                    if (unused := self._connections.pop(ended, None)) is not None:
+                        unused[1].close()
+                self._connections[thread] = opened, connection
+            return list(connection.execute(sql, values))
 
     def run(self, writes: Sequence[Write], seconds: float | None = None) -> list[Any]:
-        """Carry out writes in one transaction; repeats them where a connection was lost."""
+        """Carry out writes in one transaction; repeat them if the connection was lost."""
         self._check_file()
         if self._damage:
             raise StoreError("the event store is damaged and takes no writes")
@@ -370,7 +370,7 @@ class Store:
         end = time.monotonic() + seconds
         with self._known_errors("write"):
             results = self._repeat(writes, end)
-        self._check_file()  # what went into a file that was removed meanwhile is not kept
+        self._check_file()  # writes to a file that was removed meanwhile are lost
         return results
 
     def _repeat(self, writes: Sequence[Write], end: float) -> list[Any]:
@@ -380,24 +380,23 @@ class Store:
                     return [write(connection) for write in writes]
             except DBAPIError as error:
                 pause = 0.05 * tries
-                if tries == TRIES or not _may_pass(error) or time.monotonic() + pause > end:
+                if tries == TRIES or not _can_repeat(error) or time.monotonic() + pause > end:
                     raise
                 time.sleep(pause)
         raise AssertionError("unreachable")
 
     def _check_file(self) -> None:
-        """Refuse to go on with a file that no longer has its name; open one in its place.
+        """Raise if the database file was removed; reopen it if it was replaced.
 
-        A file that was removed lives on for those who have it open, and what is written to it is
-        lost. An empty one in its place would forget which users are forgotten, so that is left to
-        a restart.
+        Writes to a removed file succeed and are lost. A new empty store would forget which users
+        are forgotten, so only a restart creates one.
         """
         if self._file is None or self._file.is_in_place():
             return
         with self._opening:
             path, missing = self._file.path, self._file.missing()
             if missing:
-                if self._file.is_news(missing):
+                if self._file.is_unreported(missing):
                     logger.error(
                         "%s was removed while the event store used it: what was accepted lately "
                         "is not on disk, and nothing more is accepted. %s",
@@ -422,7 +421,7 @@ class Store:
                 self._open()
 
     def check(self) -> None:
-        """Raise where the file of the database is damaged; a large one is looked at in part."""
+        """Raise if the database file is damaged; of a large one only a part is checked."""
         if not self.is_local:
             return
         end = time.monotonic() + CHECKED
@@ -445,30 +444,30 @@ class Store:
 
     @contextmanager
     def _fresh(self) -> Iterator[sqlite3.Connection]:
-        """Return a connection that remembers no pages of the file."""
+        """Open a new connection, which has no pages of the file cached."""
         with self._known_errors("check"):
             connection = sqlite3.connect(str(self.address.database), timeout=self._timeout)
             with closing(connection):
                 yield connection
 
     def submit(self, write: Write) -> Future[Any]:
-        """Let the writer carry this out, together with what else is waiting."""
+        """Queue a write for the next transaction."""
         return self._writer.submit(write)
 
-    def later(self, read: Callable[..., Result], *given: Any) -> Future[Result]:
-        """Let another thread read; who no longer waits may cancel that."""
-        return self._readers.submit(read, *given)
+    def later(self, read: Callable[..., Result], *arguments: Any) -> Future[Result]:
+        """Read in another thread."""
+        return self._readers.submit(read, *arguments)
 
     def do(self, write: Write) -> Any:
         """Carry out one write and wait for it."""
         return self.submit(write).result()
 
     def add(
-        self, given: Sequence[Event], marks: Sequence[Mark] = ()
+        self, new_events: Sequence[Event], marks: Sequence[Mark] = ()
     ) -> Callable[[sa.Connection], int]:
-        """Return the write that adds events and marks; it gives the number of events not known."""
-        rows = [asdict(each) for each in given]
-        shown = [asdict(each) for each in marks]
+        """Return the write that adds events and marks; its result is the number of new events."""
+        rows = [asdict(event) for event in new_events]
+        shown = [asdict(mark) for mark in marks]
         shown.sort(key=lambda row: (row["user"], row["item"]))
 
         def write(connection: sa.Connection) -> int:
@@ -496,25 +495,24 @@ class Store:
         return write
 
     def forget(self, user: str) -> Write:
-        """Return the write that takes all traces of a user out; it gives their number.
+        """Return the write that deletes all rows of a user; its result is their number.
 
-        A mark stays, by which the user's rows in a model are left aside until it is updated.
+        A row in `forgotten` stays, so that models ignore the user until their next update.
         """
 
         def write(connection: sa.Connection) -> int:
-            gone = 0
-            for table in (events, seen, lists, forgotten):
-                mine = _is_own(table) & (table.c.user == user)
-                found = connection.execute(table.delete().where(mine)).rowcount
-                gone += 0 if table is forgotten else found
-            mark = {"user": user, "time": time.time()}
-            connection.execute(forgotten.insert(), mark)
-            return gone
+            n_rows = 0
+            for table in (events, seen, lists, forgotten):  # in the order of the locks of `since`
+                delete = table.delete().where(_is_own(table), table.c.user == user)
+                n_deleted = connection.execute(delete).rowcount
+                n_rows += 0 if table is forgotten else n_deleted
+            connection.execute(forgotten.insert(), {"user": user, "time": time.time()})
+            return n_rows
 
         return write
 
     def record(self, row: Mapping[str, Any]) -> Write:
-        """Return the write that keeps a list of an experiment."""
+        """Return the write that records a list of an experiment."""
 
         def write(connection: sa.Connection) -> None:
             connection.execute(self._insert(lists).on_conflict_do_nothing(), dict(row))
@@ -522,64 +520,63 @@ class Store:
         return write
 
     def expire(self, age: float) -> int:
-        """Take out events, marks and lists older than this many seconds; return their number."""
+        """Delete events, marks and lists older than this many seconds; return their number."""
         limit = time.time() - age
 
         def write(connection: sa.Connection) -> int:
             tables = (events, seen, lists)
-            gone = (
-                connection.execute(t.delete().where(_is_own(t), t.c.time < limit)) for t in tables
-            )
-            return sum(each.rowcount for each in gone)
+            deletes = [t.delete().where(_is_own(t), t.c.time < limit) for t in tables]
+            return sum(connection.execute(delete).rowcount for delete in deletes)
 
         return int(self.do(write))
 
     def live(self, user: str) -> Live:
-        """Return what is known of a user, in one question to the database."""
-        who = {"user": user}
+        """Return the events of a user, with one query."""
+        parameters = {"user": user}
         if self.is_local:
-            values = {**_COMPILED.params, **who}
-            rows: Sequence[Any] = self._quick(_LIVE_SQL, [values[name] for name in _LIVE_ORDER])
+            values = {**_COMPILED.params, **parameters}
+            rows: Sequence[Any] = self._query_file(
+                _LIVE_SQL, [values[name] for name in _LIVE_ORDER]
+            )
         else:
-            rows = self._ask(lambda connection: connection.execute(_LIVE, who).all())
-        done = [(row[1], row[2], row[3], row[4], row[5]) for row in rows if row[0] == "e"]
+            rows = self._query(lambda connection: connection.execute(_LIVE, parameters).all())
+        user_events = [(row[1], row[2], row[3], row[4], row[5]) for row in rows if row[0] == "e"]
         shown = [row[1] for row in rows if row[0] == "s"]
-        gone = max((row[4] for row in rows if row[0] == "f"), default=0)
-        return Live(sorted(done, key=lambda event: event[3]), shown, gone)
+        mark = max((row[4] for row in rows if row[0] == "f"), default=0)
+        return Live(sorted(user_events, key=lambda event: event[3]), shown, mark)
 
     def attribute_version(self) -> str | None:
         """Return a text that changes with every change of an attribute."""
-        wanted = sa.select(meta.c.value).where(meta.c.name == ATTRIBUTES_KEY)
-        return self._ask(lambda connection: connection.execute(wanted).scalar_one_or_none())
+        query = sa.select(meta.c.value).where(meta.c.name == ATTRIBUTES_KEY)
+        return self._query(lambda connection: connection.execute(query).scalar_one_or_none())
 
     def all_attributes(self) -> dict[str, dict[str, Any]]:
-        """Return the attributes of every item that has some."""
-        wanted = sa.select(attributes.c.item, attributes.c.data)
-        wanted = wanted.where(_is_own(attributes))
-        rows = self._ask(lambda connection: connection.execute(wanted).all())
+        """Return the attributes of all items that have any."""
+        query = sa.select(attributes.c.item, attributes.c.data).where(_is_own(attributes))
+        rows = self._query(lambda connection: connection.execute(query).all())
         return {item: _readable(item, data) for item, data in rows}
 
     def counts(self) -> dict[str, int]:
         """Return the number of events, marks and lists."""
         tables = (events, seen, lists)
-        wanted = [
-            sa.select(sa.func.count()).select_from(table).where(_is_own(table)) for table in tables
-        ]
-        found = self._ask(lambda connection: [connection.scalar(each) or 0 for each in wanted])
-        return {table.name: number for table, number in zip(tables, found, strict=True)}
+        queries = {
+            table.name: sa.select(sa.func.count()).select_from(table).where(_is_own(table))
+            for table in tables
+        }
+        return self._query(lambda c: {name: c.scalar(sql) or 0 for name, sql in queries.items()})
 
     def folded(self, fingerprint: str) -> tuple[int, int]:
-        """Return the last event and the last forgotten user that a model has taken in."""
-        wanted = sa.select(folded.c.event, folded.c.forgotten)
-        wanted = wanted.where(_is_own(folded), folded.c.fingerprint == fingerprint)
-        row = self._ask(lambda connection: connection.execute(wanted).one_or_none())
+        """Return the row numbers of the last event and forgotten user that a model includes."""
+        query = sa.select(folded.c.event, folded.c.forgotten)
+        query = query.where(_is_own(folded), folded.c.fingerprint == fingerprint)
+        row = self._query(lambda connection: connection.execute(query).one_or_none())
         return (0, 0) if row is None else (int(row[0]), int(row[1]))
 
     def since(self, fingerprint: str) -> Change:
-        """Return what a model with these data has not taken in yet.
+        """Return what a model with this data fingerprint does not include yet.
 
-        Numbers of rows are dealt before their transactions end, so writers are waited for: a
-        later number would otherwise hide an event that is not there yet.
+        Row numbers are assigned before transactions end, so this waits for writers: otherwise a
+        later number could hide an event that is not committed yet.
         """
         event, mark = self.folded(fingerprint)
         columns = [events.c[name] for name in Event.__dataclass_fields__]
@@ -591,11 +588,11 @@ class Store:
         def work(connection: sa.Connection) -> Change:
             if not self.is_local:
                 connection.exec_driver_sql("LOCK TABLE events, forgotten IN SHARE MODE")
-            found, users = connection.execute(new).all(), connection.execute(gone).all()
+            rows, users = connection.execute(new).all(), connection.execute(gone).all()
             return Change(
-                [Event(*row[:-1]) for row in found],
+                [Event(*row[:-1]) for row in rows],
                 [row[0] for row in users],
-                max([event, *(row[-1] for row in found)]),
+                max([event, *(row[-1] for row in rows)]),
                 max([mark, *(row[-1] for row in users)]),
             )
 
@@ -603,9 +600,9 @@ class Store:
         return change
 
     def keep_folded(self, fingerprint: str, change: Change) -> None:
-        """Remember what the model with these data has taken in; call it before the model is saved.
+        """Record what the model with this fingerprint includes; call it before the model is saved.
 
-        A model that was not saved in the end keeps its own fingerprint, and so its own mark.
+        If saving fails, the old model keeps its fingerprint and thereby its record.
         """
         values = {"event": change.event, "forgotten": change.forgotten}
         row = self._insert(folded).values(fingerprint=fingerprint, **values)
@@ -619,10 +616,10 @@ class Store:
         clicks = sa.select(events.c.user, events.c.item, events.c.time, events.c.list_id)
         clicks = clicks.where(_is_own(events), events.c.user.in_(users))
         clicks = clicks.where(events.c.weight > 0)
-        return self._ask(lambda c: ([*c.execute(shown).all()], [*c.execute(clicks).all()]), LONG)
+        return self._query(lambda c: ([*c.execute(shown).all()], [*c.execute(clicks).all()]), LONG)
 
     def record_shares(self, name: str, shares: Mapping[str, float]) -> None:
-        """Remember the shares of an experiment, beside those that it had before."""
+        """Record the shares of an experiment, in addition to earlier ones."""
         key, new = _shares_key(name), dict(shares)
 
         def write(connection: sa.Connection) -> None:
@@ -634,11 +631,11 @@ class Store:
         self.do(write)
 
     def shares(self, name: str) -> list[dict[str, float]]:
-        """Return all shares that an experiment has had, by model; none where it is too old."""
-        return self._ask(lambda connection: _known_shares(connection, _shares_key(name)))
+        """Return all recorded shares of an experiment, by model."""
+        return self._query(lambda connection: _known_shares(connection, _shares_key(name)))
 
     def ping(self) -> None:
-        """Raise where the database does not answer, is damaged, or failed a moment ago."""
+        """Raise if the database does not answer, is damaged, or failed a moment ago."""
         if self.is_local:
             self._check_file()
             with self._fresh() as connection:
@@ -648,7 +645,7 @@ class Store:
                         sql = f'SELECT * FROM "{table.name}" ORDER BY {key} {order} LIMIT 1'
                         connection.execute(sql).fetchall()
         else:
-            self._ask(lambda connection: connection.execute(sa.select(meta.c.name)).first())
+            self._query(lambda connection: connection.execute(sa.select(meta.c.name)).first())
         if self._damage:
             raise StoreError("the event store is damaged")
         for kind, failed in list(self._failures.items()):
@@ -656,12 +653,12 @@ class Store:
                 raise StoreError(f"the event store failed to {kind} a moment ago")
 
     def close(self) -> None:
-        """Finish what is waiting and let go of the database."""
+        """Finish the queued writes and close all connections."""
         self._writer.stop()
         self._closed = True
         self._readers.shutdown(wait=False, cancel_futures=True)
-        while self._kept:
-            self._kept.popitem()[1][1].close()
+        while self._connections:
+            self._connections.popitem()[1][1].close()
         if self._file is not None:
             self._file.close()
         self._write.dispose()
@@ -670,9 +667,9 @@ class Store:
 
 
 class LocalFile:
-    """The file of a database and its log, by which it is seen whether they were removed.
+    """Detects that the database file or its log was removed.
 
-    A connection is kept open, so that SQLite itself does not remove the log meanwhile.
+    An open connection keeps SQLite from removing the log itself.
     """
 
     def __init__(self, path: str, timeout: float) -> None:
@@ -681,17 +678,16 @@ class LocalFile:
         _durable(self._connection, None)
         self._connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
         self._parts = {part: _inode(part) for part in (path, f"{path}-wal")}
-        self._told = ""
+        self._reported = ""
 
     def is_in_place(self) -> bool:
         """Whether the database and its log still are the files that were opened."""
-        return all(was is None or _inode(part) == was for part, was in self._parts.items())
+        return all(old is None or _inode(part) == old for part, old in self._parts.items())
 
     def missing(self) -> str:
-        """Return the file that was removed; nothing where another one is in its place.
+        """Return the path of the removed file; "" if the database was replaced.
 
-        A log without its database belongs to nothing; a new log beside the old database is as
-        bad as none.
+        A new log beside the old database is as bad as a removed one.
         """
         if _inode(self.path) is None:
             return self.path
@@ -699,21 +695,21 @@ class LocalFile:
         same_database = _inode(self.path) == self._parts[self.path]
         return log if same_database and not self.is_in_place() else ""
 
-    def is_news(self, missing: str) -> bool:
-        """Whether this was not told yet."""
-        news, self._told = self._told != missing, missing
-        return news
+    def is_unreported(self, missing: str) -> bool:
+        """Whether this file was not reported as missing yet."""
+        is_new, self._reported = self._reported != missing, missing
+        return is_new
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the connection."""
         self._connection.close()
 
 
 class Watchdog:
-    """Cuts connections off whose server stays silent for too long.
+    """Shuts down connections whose server stays silent for too long.
 
-    The kernel of a machine whose server hangs goes on to acknowledge what is sent, so no timeout
-    of TCP ends the wait; nor does one that the server itself is to keep.
+    If a server process hangs, its kernel still acknowledges packets, so no TCP timeout applies,
+    nor does a timeout that the server enforces.
     """
 
     def __init__(self) -> None:
@@ -726,8 +722,8 @@ class Watchdog:
 
     @contextmanager
     def watch(self, descriptor: int, seconds: float) -> Iterator[None]:
-        """Shut a socket down unless this ends in time."""
-        # of a copy it is certain that it is this socket, whatever is closed meanwhile
+        """Shut a socket down unless the block ends in time."""
+        # a copy refers to this socket even if the descriptor is closed and reused
         copy = os.dup(descriptor)
         with self._change:
             self._number += 1
@@ -787,9 +783,9 @@ class Writer:
         self._changing = threading.Lock()
 
     def submit(self, write: Write) -> Future[Any]:
-        """Add a write to the next transaction; once it is stopped, refuse it."""
+        """Queue a write for the next transaction; raise after `stop`."""
         done: Future[Any] = Future()
-        with self._changing:  # nothing is added behind the end
+        with self._changing:
             if self._stopped:
                 raise StoreError("the service stops and takes no more writes; send it again")
             if self._thread is None:
@@ -799,7 +795,7 @@ class Writer:
         return done
 
     def stop(self) -> None:
-        """Finish what is waiting."""
+        """Finish the queued writes."""
         with self._changing:
             if not self._stopped:
                 self._waiting.put(None)
@@ -814,11 +810,11 @@ class Writer:
             while len(batch) < SHARED and not self._waiting.empty():
                 batch.append(self._waiting.get())
             going = None not in batch
-            self._carry_out([each for each in batch if each is not None])
+            self._carry_out([task for task in batch if task is not None])
 
     def _carry_out(self, batch: list[tuple[Write, Future[Any]]]) -> None:
-        # who has given up waiting is not written for, and can no longer give up from here on
-        batch = [each for each in batch if each[1].set_running_or_notify_cancel()]
+        # skip cancelled writes; the remaining ones can no longer be cancelled
+        batch = [task for task in batch if task[1].set_running_or_notify_cancel()]
         if not batch:
             return
         try:
@@ -845,8 +841,8 @@ def _sqlite_code(error: Exception) -> int:
     return int(code or 0) & 0xFF
 
 
-def _is_of_the_store(error: Exception) -> bool:
-    """Whether an error lies with the store, not with what was sent to it."""
+def _is_store_failure(error: Exception) -> bool:
+    """Whether the store failed, rather than refused the values of a statement."""
     content = (sa.exc.DataError, sa.exc.IntegrityError, sa.exc.ProgrammingError)
     return not isinstance(error, content)
 
@@ -858,8 +854,8 @@ def _live_query() -> sa.CompoundSelect[Any]:
         item = table.c.get("item", sa.literal(""))
         weight = table.c.get("weight", sa.literal(0.0))
         number = table.c.get("seq", sa.literal(0))
-        what = table.c.get("type", sa.literal(""))
-        row = sa.select(sa.literal(kind), item, weight, table.c.time, number, what)
+        event_type = table.c.get("type", sa.literal(""))
+        row = sa.select(sa.literal(kind), item, weight, table.c.time, number, event_type)
         parts.append(row.where(_is_own(table), table.c.user == user))
     return sa.union_all(*parts)
 
@@ -870,9 +866,9 @@ _LIVE_SQL, _LIVE_ORDER = str(_COMPILED), list(_COMPILED.positiontup or ())
 
 
 def _readable(item: str, data: str) -> dict[str, Any]:
-    """Return stored attributes: text that is no Unicode is replaced, what is no value left out.
+    """Return stored attributes with invalid Unicode replaced and invalid values left out.
 
-    One bad value, whoever wrote it, must not fail the requests that read all of them.
+    One bad value must not fail the requests that read all attributes.
     """
     try:
         values = json.loads(data)
@@ -886,13 +882,13 @@ def _readable(item: str, data: str) -> dict[str, Any]:
 
 
 def _as_unicode(values: dict[str, Any]) -> dict[str, Any]:
-    """Return attributes with question marks for surrogates that have no other half."""
+    """Replace lone surrogates by question marks."""
     text = json.dumps(values, ensure_ascii=False)
     return dict(json.loads(text.encode(errors="replace")))
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value can be an attribute: one that is no object, or a list of such."""
+    """Whether a value can be an attribute: a scalar, or a list of scalars."""
     parts = value if isinstance(value, list) else [value]
     return not any(isinstance(part, (dict, list)) for part in parts)
 
@@ -909,12 +905,12 @@ def _address(url: str) -> sa.URL:
         raise SettingError("store must be sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME")
     folder = Path(address.database).parent
     if not folder.is_dir():
-        raise SettingError(f"the folder of the store, {folder}, is not there; make it")
+        raise SettingError(f"the folder of the store, {folder}, does not exist; create it")
     return address
 
 
 def _insert_of(is_local: bool) -> Any:
-    """Return the INSERT of the database; a dialect that is not needed is not loaded."""
+    """Return the INSERT of the dialect; the other dialect is not imported."""
     if is_local:
         return sqlite.insert
     from sqlalchemy.dialects import postgresql
@@ -923,14 +919,14 @@ def _insert_of(is_local: bool) -> Any:
 
 
 def _durable(connection: Any, _: Any) -> None:
-    """Sync the log at each commit, and let others read meanwhile; SQLAlchemy begins by itself."""
+    """Sync the log at each commit and allow concurrent reads; SQLAlchemy starts transactions."""
     connection.isolation_level = None
     for pragma in ("journal_mode = WAL", "synchronous = FULL"):
         connection.execute(f"PRAGMA {pragma}")
 
 
 def _begin_immediate(connection: sa.Connection) -> None:
-    # A transaction that begins by reading cannot wait for its turn to write.
+    # a transaction that starts with a read cannot wait for the write lock
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
@@ -944,25 +940,24 @@ def _known_shares(connection: sa.Connection, key: str) -> list[dict[str, float]]
 
 
 def _upsert(connection: sa.Connection, insert: Any, key: list[str]) -> None:
-    new = {each.name: each for each in insert.excluded if each.name not in key}
+    new = {column.name: column for column in insert.excluded if column.name not in key}
     connection.execute(insert.on_conflict_do_update(index_elements=key, set_=new))
 
 
 def _numbered(connection: sa.Connection, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return events with the numbers of their arrival, in the order of their ids.
+    """Number events by arrival and sort them by id.
 
-    PostgreSQL lets one who adds an id wait for another who does: one order everywhere, so that
-    none waits in a circle.
+    Transactions that insert the same id wait for each other; one order avoids deadlocks.
     """
     sequence = sa.func.pg_get_serial_sequence(events.name, events.c.seq.name)
-    dealt = sa.select(sa.func.nextval(sequence)).select_from(sa.func.generate_series(1, len(rows)))
-    numbers = connection.execute(dealt).scalars()
+    query = sa.select(sa.func.nextval(sequence)).select_from(sa.func.generate_series(1, len(rows)))
+    numbers = connection.execute(query).scalars()
     numbered = [{**row, "seq": n} for row, n in zip(rows, sorted(numbers), strict=True)]
     return sorted(numbered, key=lambda row: str(row["id"]))
 
 
-def _may_pass(error: DBAPIError) -> bool:
-    """Whether the same statement may succeed at once: connection lost, deadlock, busy file."""
+def _can_repeat(error: DBAPIError) -> bool:
+    """Whether to repeat a statement: lost connection, deadlock or busy file."""
     code = getattr(error.orig, "sqlstate", "") or ""
-    lost = error.connection_invalidated or code[:2] in ("08", "40", "57")
-    return bool(lost or isinstance(error, sa.exc.OperationalError))
+    is_lost = error.connection_invalidated or code[:2] in ("08", "40", "57")
+    return bool(is_lost or isinstance(error, sa.exc.OperationalError))
