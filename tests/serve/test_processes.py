@@ -117,7 +117,7 @@ def test_a_folder_goes_when_the_last_who_holds_it_is_gone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    running, lock = make_folder()
+    running, running_lock = make_folder()
     killed, lock = make_folder()
     (killed / "numbers").write_text("1")
     os.close(lock)
@@ -130,7 +130,7 @@ def test_a_folder_goes_when_the_last_who_holds_it_is_gone(
         new.name,
         "other",
     }
-    os.close(lock)
+    os.close(running_lock)
     os.close(last)
 
 
