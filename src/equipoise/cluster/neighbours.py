@@ -253,7 +253,7 @@ def join_strips(strips: list[Lists]) -> Lists:
     """Return the strongest entries of all rows."""
     columns = (
         np.concatenate([getattr(strip, name) for strip in strips])
-        for name in ("lengths", "others", "items", "values")
+        for name in ("lengths", "n_foreign", "items", "values")
     )
     lengths, *entries = columns
     return Lists(offsets_of(lengths), lengths, *entries)

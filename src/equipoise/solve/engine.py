@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.checks import path as checked_path
 from equipoise.data.interactions import Interactions
 from equipoise.errors import SettingError, TooBigError
 from equipoise.runtime.machine import free_memory, gigabytes
@@ -111,7 +112,7 @@ class Solver:
             row_entries = min(neighbourhood.KEPT * number, max(train.n_items - 1, 1))
             batched.require_room(device, train.n_items, number, row_entries, itemsize)
         self._refine, self._precision, self._progress = refine, precision, progress
-        self._scratch = None if scratch is None else Path(scratch)
+        self._scratch = None if scratch is None else checked_path("scratch", scratch)
         row = gpu.row_length(train.n_items) if self.engine == "gpu" else train.n_items
         has_room = self.plan.peak_bytes + train.n_items * row * itemsize <= self.plan.budget_bytes
         self.keeps_gram = keep_gram and has_room and self.engine in ("dense", "gpu")
