@@ -164,3 +164,16 @@ def test_the_code_of_the_extension_guide_runs(
     Path("events.csv").write_text("user,item\nann,tea\nann,rice\nbob,tea\n")
     done = CliRunner().invoke(names["app"], ["events.csv", "--json"])
     assert json.loads(done.stdout) == {"ann": 2, "bob": 1}
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
+def test_every_public_name_of_a_page_exists(page: Path) -> None:
+    missing = []
+    for name in sorted(set(re.findall(r"\beq((?:\.[A-Za-z_]\w*)+)", page.read_text("utf-8")))):
+        value: object = eq
+        try:
+            for part in name.removeprefix(".").split("."):
+                value = getattr(value, part)
+        except AttributeError:
+            missing.append(f"eq{name}")
+    assert not missing
