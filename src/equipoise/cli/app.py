@@ -31,7 +31,7 @@ COMMANDS = {
     "report": ("report", "Write a self-contained HTML report on data and models."),
     "serve": (
         "serve",
-        "Answer over HTTP: recommendations from live events, and a page to try them on.",
+        "Serve recommendations over HTTP, from live events, with a page to try them on.",
     ),
     "experiment": (
         "serve",
