@@ -37,6 +37,12 @@ WRONG: list[Any] = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def in_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of the values are valid paths, where files are written."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def data() -> eq.Interactions:
     X = np.random.default_rng(0).random((20, 9)) < 0.4
