@@ -39,13 +39,8 @@ $(SERVE): $(CORE)
 	@touch $(SERVE)
 
 PORT ?= 8000
-MODELS := .serve
-FIT := $(BIN)/equipoise fit movielens-100k --min-rating 4
 serve: $(SERVE)  ## a page to try two models on, fitted on real data; make serve PORT=8000
-	@mkdir -p $(MODELS)
-	test -f $(MODELS)/dan/manifest.json || $(FIT) $(MODELS)/dan --l2 20 --dropout 0.7 --normalizer dan --alpha 0.3 --beta 0.2
-	test -f $(MODELS)/plain/manifest.json || $(FIT) $(MODELS)/plain --l2 400 --dropout 0
-	$(BIN)/equipoise serve dan=$(MODELS)/dan plain=$(MODELS)/plain --store sqlite:///$(MODELS)/events.db --port $(PORT) --open
+	$(BIN)/equipoise serve --demo --port $(PORT) --open
 
 test: lint check kernels floors  ## everything CI runs
 
@@ -83,8 +78,10 @@ docs: $(DEV)  ## the documentation site, in docs/_build (no network, warnings ar
 	@echo "open docs/_build/index.html"
 
 LIMIT ?= 300
-bench: $(DEV)  ## other libraries beside equipoise on the same data (hours; 10 GB); make bench LIMIT=120
+bench: $(DEV)  ## comparison with other libraries on the same data (hours; 10 GB); make bench LIMIT=120
 	$(BIN)/python benchmarks/bench.py --data $(DATA) --limit $(LIMIT)
+	$(BIN)/python benchmarks/new_items.py --data $(DATA)
+	$(BIN)/python benchmarks/new_items.py --data $(DATA) --peers .bench/env
 	-PYTHONPATH=src .bench/env/RecTools/bin/python -m pytest -W ignore tests/wrappers/test_rectools.py
 	-PYTHONPATH=src .bench/env/LensKit/bin/python -m pytest -W ignore tests/wrappers/test_lenskit.py
 	$(BIN)/python -m pytest tests/wrappers/test_recipes.py
@@ -101,7 +98,7 @@ lint: $(DEV)
 	$(BIN)/mypy
 	$(BIN)/python tools/plain_words.py src tests benchmarks paper --most 1
 
-format: $(DEV)  ## let ruff mend what it can
+format: $(DEV)  ## format and fix with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -36,8 +36,9 @@ from equipoise.runtime.machine import limited
 from equipoise.solve import dense
 
 PART = 1_000_000  # rows of a file
-PHASES = ("plain", "ingest", "lists", "evaluate", "neighbourhood", "solve", "kill")
+PHASES = ("plain", "ingest", "files", "lists", "evaluate", "neighbourhood", "solve", "kill")
 NEIGHBOURS = 50
+FILES, ROWS_OF_FILE = 4_000, 250
 
 
 def main() -> None:
@@ -220,6 +221,39 @@ class Comparison:
                     assert local.fingerprint == self.times["fingerprint"]
                     say("  the data have the same bits")
 
+    def files(self) -> None:
+        """Read a million rows from one file and from 4,000, and count the tasks."""
+        rows = pl.concat(pl.scan_parquet(file) for file in self._first_parts()).collect()
+        rows = rows[: FILES * ROWS_OF_FILE]
+        one, many = self.folder / "one", self.folder / "many"
+        for place, size in ((one, rows.height), (many, ROWS_OF_FILE)):
+            if not place.exists():
+                place.mkdir()
+                for number, start in enumerate(range(0, rows.height, size)):
+                    rows[start : start + size].write_parquet(place / f"part-{number:04d}.parquet")
+        with workers(2) as client:
+            eq.cluster.read(one, client=client)  # workers load compiled kernels
+            for label, place in (("one file", one), (f"{FILES:,} files", many)):
+
+                def read(place: Path = place) -> Any:
+                    return eq.cluster.read(place, client=client)
+
+                before = n_tasks(client)
+                data = self.timed(f"{label}: read", read, client)
+                say(f"  {n_tasks(client) - before} tasks, {len(data.blocks)} blocks")
+            blocks = 13
+            before = n_tasks(client)
+            data = eq.cluster.read(self.parts, client=client, block_rows=self._rows() // blocks)
+            n_blocks, tasks = len(data.blocks), n_tasks(client) - before
+            self.keep("tasks", (tasks, n_blocks))
+            say(f"  {self._rows():,} rows in {n_blocks} blocks: {tasks} tasks")
+
+    def _rows(self) -> int:
+        return int(pl.scan_parquet(self.parts / "*.parquet").select(pl.len()).collect().item())
+
+    def _first_parts(self) -> list[Path]:
+        return sorted(self.parts.glob("part-*.parquet"))[: -(-FILES * ROWS_OF_FILE // PART)]
+
     def lists(self) -> None:
         """Write 20 items for each training user, on one worker and on two."""
         home = self.model()
@@ -310,6 +344,8 @@ class Comparison:
         self.ratio("read, counts and Gram: two workers / plain library", two, plain)
         self.ratio("exact: two workers / dense engine", ["2 workers: exact"], ["dense engine"])
         self.ratio("lists: one worker / two workers", ["1 workers: lists"], ["2 workers: lists"])
+        many = [f"{FILES:,} files: read"], ["one file: read"]
+        self.ratio(f"{FILES:,} files / one file with the same rows", *many)
         near = ["2 workers: neighbourhood"], ["neighbourhood"]
         self.ratio("neighbourhood: two workers / plain library", *near)
         self.ratio(
@@ -328,6 +364,13 @@ class Comparison:
             for at in (0, 1)
         )
         say(f"{label}: {clock:.2f} of the time, {work:.2f} of the work")
+
+
+def n_tasks(client: Any) -> int:
+    """Return how many tasks the workers have computed."""
+    return sum(
+        any(computes(part) for part in task["startstops"]) for task in client.get_task_stream()
+    )
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def main() -> None:
     data = real.most_used(real.lightgcn(options.data / "gowalla" / "weak"), options.items)
     settings: dict[str, Any] = {"l2": 20.0, "dropout": 0.6, "normalizer": eq.DAN(0.2, 0.3)}
     model = eq.EASE(**settings).fit(data)
-    (term,) = model.terms()
+    (term,) = model._terms()
     assert isinstance(term, Dense)
     P = np.array(term.matrix)
     np.fill_diagonal(P, 0)
@@ -75,7 +75,7 @@ def main() -> None:
     print(f"{options.items:,} items, {len(exact):,} users\n\n| P in | overlap@20 | equal lists |")
     print("|---|---|---|")
     names = ("bfloat16", "float16, one scale", "`halve`")
-    for name, way in zip(names, [*ways, *model.halve().terms()], strict=True):
+    for name, way in zip(names, [*ways, *model.halve()._terms()], strict=True):
         items = top_k([way], history, 20).items
         overlap = np.mean([len(set(a) & set(b)) / 20 for a, b in zip(items, exact, strict=True)])
         print(f"| {name} | {overlap:.4f} | {(items == exact).all(1).mean():.4f} |")

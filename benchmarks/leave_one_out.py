@@ -106,7 +106,8 @@ def row_of(key: Key, args: argparse.Namespace, threads: int | None) -> dict[str,
         if way in SEARCHED and args.searches:
             args.searches.mkdir(parents=True, exist_ok=True)
             options["storage"] = args.searches / f"{name}-{items}-{seed}.jsonl"
-        tuned = eq.tune(train_and_valid, trials=trials, prefer=SEARCHED.get(way), **options)
+        options |= {"criterion": "leave-one-out", "prefer": SEARCHED.get(way)}
+        tuned = eq.tune(train_and_valid, trials=trials, **options)
         model, estimate = tuned.model, tuned.estimate
     seconds = time.perf_counter() - start
     row = dict(zip(NAMES, key, strict=True)) | on_test(model, split.test)
@@ -176,7 +177,7 @@ def append(out: Path, row: dict[str, Any]) -> None:
 
 
 def show(out: Path) -> None:
-    """Print the table of docs/tuning.md: means over the seeds that have all needed rows."""
+    """Print the table of docs/evidence-tuning.md: means over the seeds with all needed rows."""
     frame = pl.read_csv(out / "leave_one_out.csv")
     heads = ("data", "seeds", *KINDS, "7 solves / split: NDCG, tail, unbiased", "estimate - test")
     print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")

@@ -105,7 +105,7 @@ def real(chosen: argparse.Namespace) -> dict[str, Any]:
         lowpass = eq.LowPass(rank=512, strength=chosen.lowpass, exponent=0.3)
     model = eq.EASE(**numbers, normalizer=normalizer, lowpass=lowpass)
     if chosen.kept:
-        neighbourhood.KEPT = chosen.kept
+        neighbourhood.ROW_ENTRIES = chosen.kept
     near = chosen.engine == "neighbourhood"
     options: dict[str, Any] = {"engine": chosen.engine}
     if near:

@@ -126,13 +126,13 @@ def fitted(
     marks: dict[int, float] = {}
     start = time.perf_counter()
     if near is not None:
-        neighbours, neighbourhood.KEPT = near
+        neighbours, neighbourhood.ROW_ENTRIES = near
 
         def mark(state: Any) -> None:
             marks[state.step] = time.perf_counter() - start
 
         fit_options |= {"engine": "neighbourhood", "neighbours": neighbours, "progress": mark}
-    eq.EASE.shared_fit([model], train, **fit_options)([model])
+    eq.EASE._shared_fit([model], train, **fit_options)([model])
     took: Row = {"fit_seconds": time.perf_counter() - start, "device": device}
     if near is not None:
         half = neighbourhood.STRIPES
@@ -206,7 +206,7 @@ def compared(
 def curve(chosen: argparse.Namespace) -> None:
     job = Job(chosen.out, chosen.limit)
     small = eq.Interactions(planted(300, 100, 2000))
-    default_ratio = neighbourhood.KEPT
+    default_ratio = neighbourhood.ROW_ENTRIES
     model, _ = fitted(
         small, SETTINGS["gowalla", "strong"], (20, default_ratio), chosen.device
     )  # compiles

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from equipoise.display.drawing import STYLE, Drawing, Scale, padded
-from equipoise.solve.neighbourhood import KEPT
+from equipoise.solve.neighbourhood import ROW_ENTRIES
 
 WIDTH, HEIGHT = 420.0, 300.0
 COLOURS = ("#0b6e4f", "#a3480b", "#2a5db0", "#7a3b8f")
@@ -81,7 +81,7 @@ def curve(file: Path) -> str:
                 for row in set_rows
                 if row["engine"] == "neighbourhood"
                 and row["companion"] == companion
-                and int(row["kept"]) == KEPT * int(row["neighbours"])
+                and int(row["kept"]) == ROW_ENTRIES * int(row["neighbours"])
             ]
             if points:
                 label = f"{dataset} {protocol}" if kind == "l" else ""

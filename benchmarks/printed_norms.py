@@ -38,7 +38,12 @@ def trials(
     """Return all grid points with metrics on test; histories are divided by count^exponent."""
     matrix = split.test.history.matrix.astype(np.float32)
     matrix.data *= np.maximum(split.train.item_counts, 1.0)[matrix.indices] ** -exponent
-    test = Part(split.test.history.with_values(matrix), split.test.target, "strong", "valid")
+    test = Part(
+        split.test.history._replace(matrix=matrix, signed=True),
+        split.test.target,
+        "strong",
+        "valid",
+    )
     models = [family(normalizer=normalizer) for family in (eq.LAE, eq.EASE, eq.RLAE)]
     tuning_split = Split(split.train, test, split.test, "strong")
     objectives = METRICS[1:]

@@ -1,10 +1,12 @@
 """Measure the service under load: throughput, reloads, killed workers, memory, durable events.
 
-Run one part with ``python benchmarks/serve.py load`` (or servers, reload, memory, start, durable);
-each part has a time limit. This process generates the load over loopback, on the same cores as the
-service. Compare therefore only ratios: throughput is measured in turns with that of a bare FastAPI
-route. The processor time per request is reported as well; other work on the machine affects it
-less than it affects requests per second.
+Run one part with ``python benchmarks/serve.py load`` (or trend, servers, reload, memory, start,
+durable); each part has a time limit. This process generates the load over loopback, on the same
+cores as the service. Compare therefore only ratios: the service is measured in turns with two
+yardsticks that return the same bytes as a constant, a FastAPI route ("constant") and an ASGI
+application without a framework ("asgi"). The processor time per request counts; other work on the
+machine affects it less than requests per second. The client's own time per request is reported,
+to show who is the bottleneck.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import http.client
 import json
+import multiprocessing
 import os
 import re
 import selectors
@@ -24,62 +28,89 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import scipy.sparse as sp
 
 import equipoise as eq
 
-BARE = """
-import json
-from fastapi import FastAPI
-from pydantic import BaseModel
+YARDSTICKS = """
+from pathlib import Path
+from fastapi import FastAPI, Response
 
-ANSWER = json.load(open("answer.json"))
-app = FastAPI()
-
-
-class Body(BaseModel):
-    user: str
-    k: int = 20
+ANSWER = Path("answer.json").read_bytes()
+RESPONSE = Response(ANSWER, media_type="application/json")
+HEADERS = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(ANSWER))]
+START = {"type": "http.response.start", "status": 200, "headers": HEADERS}
+BODY = {"type": "http.response.body", "body": ANSWER}
+constant = FastAPI()
 
 
-@app.post("/v1/recommend")
-async def constant(body: Body):
-    return ANSWER
+@constant.post("/v1/recommend")
+async def recommend() -> Response:
+    return RESPONSE
 
 
-@app.get("/healthz")
+@constant.get("/healthz")
 async def healthz():
     return "ok"
+
+
+async def asgi(scope, receive, send):
+    if scope["type"] == "http":
+        await send(START)
+        await send(BODY)
 """
 SERVERS = {
     "uvicorn": ("--loop", "uvloop", "--http", "httptools", "--no-access-log"),
     "granian": ("--loop", "uvloop", "--interface", "asgi", "--no-access-log"),
 }
+YARDSTICK_APPS = ("asgi", "constant")
 LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 
-def model_folder(root: Path, kind: str) -> Path:
+def served_model(options: argparse.Namespace) -> Path:
+    """Return the folder of the model to serve, with weights of 16 bits if that is asked for."""
+    folder = model_folder(options.folder, options.model)
+    if not options.half:
+        return folder
+    half = folder.with_name(f"{folder.name}-half")
+    if not (half / "manifest.json").is_file():
+        eq.load(folder).halve().save(half)
+    return half
+
+
+def model_folder(root: Path, kind: str, trend: eq.Trend | None = None) -> Path:
     """Return the folder of a saved model, which is fitted on first use."""
-    path = root / kind
+    path = root / (kind if trend is None else f"{kind}-trend")
     if (path / "manifest.json").is_file():
         return path
     if kind == "movielens-1m":
         data = eq.datasets.load("movielens-1m", min_rating=4)
-        model = eq.EASE(l2=20.0, dropout=0.7, normalizer=eq.DAN(0.3, 0.2)).fit(data)
+        normalizer = eq.DAN(0.3, 0.2)
+        model = eq.EASE(l2=20.0, dropout=0.7, normalizer=normalizer, trend=trend).fit(data)
     else:  # 20,000 items: a low-rank update gives the same model as a fit, in seconds
         rng = np.random.default_rng(0)
         weight = 1 / np.arange(1, 20_001) ** 0.8
         rows = [rng.choice(20_000, 60, replace=False, p=weight / weight.sum()) for _ in range(400)]
         offsets = np.arange(0, 60 * 401, 60)
         ones = np.ones(offsets[-1], np.float32)
-        matrix = sp.csr_array((ones, np.concatenate(rows), offsets), shape=(400, 20_000))
-        model = eq.EASE(l2=20.0).fit(eq.Interactions(np.ones((2, 2)), [1001, 1002], [0, 1]))
-        model.update(eq.Interactions(matrix))
+        items = np.concatenate(rows)
+        if trend is None:
+            first = eq.Interactions(np.ones((2, 2)), [1001, 1002], [0, 1])
+            added = eq.Interactions(sp.csr_array((ones, items, offsets), shape=(400, 20_000)))
+        else:
+            first = eq.read([(1001, 0, 1.0, 0.0), (1001, 1, 1.0, 0.0), (1002, 0, 1.0, 0.0)])
+            times = rng.random(len(items)) * 30 * 86_400
+            users = np.repeat(np.arange(400), 60)
+            columns = {"user": users, "item": items, "weight": ones, "time": times}
+            added = eq.read(pl.DataFrame(columns))
+        model = eq.EASE(l2=20.0, trend=trend).fit(first)
+        model.update(added)
     model.save(path)
     return path
 
@@ -93,7 +124,8 @@ class Running:
     def workers(self) -> list[int]:
         """Return the process ids of the workers."""
         text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in text.split()]
+        names = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in map(int, text.split())}
+        return [pid for pid, name in names.items() if b"spawn_main" in name]
 
     def cpu(self) -> float:
         """Return the processor time of the server and its workers in seconds."""
@@ -141,27 +173,27 @@ def wait_for(port: int, path: str = "/healthz") -> None:
 def service(model: Path, store: str, *options: object) -> Iterator[Running]:
     port = free_port()
     command = [sys.executable, "-m", "equipoise", "serve", model, "--port", port, "--store", store]
-    command += ["--no-access-log", *options]
+    command += options
     # let Python write bytecode files, as for an installed package
     environment = {n: value for n, value in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
     arguments = [str(word) for word in command]
-    process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL, env=environment)
-    running = Running(process, port)
-    try:
-        wait_for(port)
-        yield running
-    finally:
-        running.end()
+    with tempfile.TemporaryFile() as log:
+        running = Running(subprocess.Popen(arguments, stderr=log, env=environment), port)
+        try:
+            wait_for(port)
+            yield running
+        finally:
+            running.end()
 
 
 @contextlib.contextmanager
-def bare(answer: dict[str, Any], server: str = "uvicorn") -> Iterator[Running]:
+def yardstick(app: str, answer: bytes, server: str = "uvicorn") -> Iterator[Running]:
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "answer.json").write_text(json.dumps(answer))
-        (Path(folder) / "bare.py").write_text(BARE)
-        arguments = [*SERVERS[server], "--log-level", "warning", "--port", str(port), "bare:app"]
-        command = [sys.executable, "-m", server, *arguments]
+        (Path(folder) / "answer.json").write_bytes(answer)
+        (Path(folder) / "yardsticks.py").write_text(YARDSTICKS)
+        arguments = [*SERVERS[server], "--log-level", "warning", "--port", str(port)]
+        command = [sys.executable, "-m", server, *arguments, f"yardsticks:{app}"]
         running = Running(subprocess.Popen(command, cwd=folder), port)
         try:
             wait_for(port)
@@ -219,7 +251,8 @@ class Load:
                     connection.sendall(self.requests[sent % len(self.requests)])
                 open_since[connection] = due, b""
                 sent += 1
-            for key, _ in ready.select(0.05 if rate is None else 0.001):
+            # without sleeping: to wake the client would cost the server, the more the slower it is
+            for key, _ in ready.select(0):
                 self._receive(key.fileobj, open_since, idle, ready)  # type: ignore[arg-type]
             now = time.perf_counter()
         for key in list(ready.get_map().values()):
@@ -278,97 +311,283 @@ def users_of(model: Path) -> list[Any]:
     return [data.users[n] for n in rng.permutation(data.n_users)[:2000]]
 
 
-def first_answer(running: Running, http_request: bytes) -> dict[str, Any]:
+def first_answer(running: Running, http_request: bytes) -> bytes:
     with socket.create_connection(("127.0.0.1", running.port), timeout=30) as connection:
         connection.sendall(http_request)
         received = b""
         while (body := complete_body(received)) is None:
             received += connection.recv(1 << 16)
-    answer: dict[str, Any] = json.loads(body)
-    return answer
+    return body
 
 
-def measure_load(running: Running, requests: list[bytes], seconds: float) -> tuple[float, float]:
-    """Return requests per second, and processor time per request in microseconds."""
-    load, before = Load(running.port, requests), running.cpu()
+def measure_load(running: Running, requests: list[bytes], seconds: float) -> dict[str, float]:
+    """Return requests per second, and the processor time of server and client per request."""
+    load, before, client_before = Load(running.port, requests), running.cpu(), time.process_time()
     rate = load.run(seconds)
     assert not load.failed, f"{load.failed} requests failed"
-    return rate, 1e6 * (running.cpu() - before) / max(len(load.times), 1)
+    n_requests = max(len(load.times), 1)
+    return {
+        "requests_per_second": rate,
+        "cpu_us": 1e6 * (running.cpu() - before) / n_requests,
+        "client_us": 1e6 * (time.process_time() - client_before) / n_requests,
+    }
+
+
+def measure_latency(running: Running, requests: list[bytes], seconds: float, rate: float) -> Any:
+    """Return quantiles of the response times in an open loop with this many requests/s."""
+    load = Load(running.port, requests, 64)
+    load.run(seconds, rate=rate)
+    assert not load.failed, f"{load.failed} requests failed"
+    return {f"p{100 * share:g}_ms": load.quantile(share) for share in (0.5, 0.99, 0.999)}
 
 
 def part_load(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the highest throughput in turns with a bare route, and latency at half of it.
+    """Measure processor time and throughput in turns with the yardsticks; latency at half of it.
 
-    The throughput is also measured while another thread writes events.
+    The service is also measured while another thread writes events. Its access log is on.
     """
-    model = model_folder(options.folder, options.model)
+    model = served_model(options)
     requests = [request(user) for user in users_of(model)]
     store = f"sqlite:///{options.folder}/bench.db"
     for old_file in options.folder.glob("bench.db*"):
         old_file.unlink()
-    with service(model, store) as ours:
+    with contextlib.ExitStack() as stack:
+        ours = stack.enter_context(service(model, store))
         answer = first_answer(ours, requests[0])
-        assert len(answer["items"]) == 20
-        with bare(answer) as floor:
-            measure_load(ours, requests, 1)
-            measure_load(floor, requests, 1)
-            rounds: dict[str, list[tuple[float, float]]] = {"bare": [], "ours": [], "writes": []}
-            for _ in range(options.rounds):
-                rounds["bare"].append(measure_load(floor, requests, options.seconds))
-                rounds["ours"].append(measure_load(ours, requests, options.seconds))
-                stop = threading.Event()
-                writer = threading.Thread(target=_write, args=(ours.port, stop))
-                writer.start()
-                rounds["writes"].append(measure_load(ours, requests, options.seconds))
-                stop.set()
-                writer.join()
-            best = {name: max(rate for rate, _ in pairs) for name, pairs in rounds.items()}
-            cost = {name: min(cpu_us for _, cpu_us in pairs) for name, pairs in rounds.items()}
-            half: dict[str, list[dict[str, float]]] = {"bare": [], "ours": []}
-            for _ in range(options.rounds):
-                for name, running in (("bare", floor), ("ours", ours)):
-                    load = Load(running.port, requests, 16)
-                    load.run(options.seconds, rate=best[name] / 2)
-                    half[name].append({f"p{n}_ms": load.quantile(n / 100) for n in (50, 99)})
+        assert len(json.loads(answer)["items"]) == 20
+        servers = {name: stack.enter_context(yardstick(name, answer)) for name in YARDSTICK_APPS}
+        servers["ours"] = ours
+        for running in servers.values():
+            measure_load(running, requests, 1)
+        rounds: dict[str, list[dict[str, float]]] = {name: [] for name in [*servers, "writes"]}
+        for _ in range(options.rounds):
+            for name, running in servers.items():
+                rounds[name].append(measure_load(running, requests, options.seconds))
+            stop = threading.Event()
+            writer = threading.Thread(target=_write, args=(ours.port, stop))
+            writer.start()
+            rounds["writes"].append(measure_load(ours, requests, options.seconds))
+            stop.set()
+            writer.join()
+        best = {name: max(r["requests_per_second"] for r in of) for name, of in rounds.items()}
+        cost = {name: min(r["cpu_us"] for r in of) for name, of in rounds.items()}
+        half: dict[str, list[Any]] = {name: [] for name in servers}
+        for _ in range(options.rounds):
+            for name, running in servers.items():
+                rate = best[name] / 2
+                half[name].append(measure_latency(running, requests, options.seconds, rate))
+    pairs = zip(rounds["constant"], rounds["ours"], strict=True)
+    shares = [c["cpu_us"] / o["cpu_us"] for c, o in pairs]
     return {
-        "model": options.model,
+        "model": model.name,
         "requests_per_second": best,
         "cpu_us_per_request": cost,
-        "share_of_bare": best["ours"] / best["bare"],
-        "share_of_bare_by_cpu": cost["bare"] / cost["ours"],
+        "share_of_constant_by_cpu": cost["constant"] / cost["ours"],
+        "share_of_constant_by_round": shares,
+        "share_of_constant_by_throughput": best["ours"] / best["constant"],
         "share_with_writes": best["writes"] / best["ours"],
+        "rounds": rounds,
         "half_load": half,
-        "failed": load.failed,
     }
+
+
+def part_heavy(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure small requests in an open loop while another client sends heavy ones.
+
+    In turns with the same load without the heavy client, and beside a process that computes on
+    one core, which takes as much processor time away as the heavy requests do.
+    """
+    model = model_folder(options.folder, options.model)
+    small = [request(user) for user in users_of(model)]
+    items = [str(item) for item in eq.load(model).interactions_.items.tolist()]
+    rng = np.random.default_rng(0)
+
+    def history(length: int) -> list[str]:
+        return [items[n] for n in rng.choice(len(items), min(length, len(items)), replace=False)]
+
+    users = [{"history": history(100), "k": 50} for _ in range(1000)]
+    explained = [{"history": history(60), "k": 20, "explain": 3} for _ in range(100)]
+    kinds = {
+        "batch of 1,000": ("/v1/recommend:batch", {"requests": users}),
+        "batch of 100 with reasons": ("/v1/recommend:batch", {"requests": explained}),
+        "history of 3,500": ("/v1/recommend", {"history": history(3500), "k": 1000}),
+        "reasons of 300": ("/v1/explain", {"history": history(300), "item": items[0]}),
+        "rules": (
+            "/v1/recommend",
+            {"history": history(60), "rules": {"diversity": 0.5}, "k": 100},
+        ),
+    }
+    rounds: list[dict[str, Any]] = []
+    with service(model, f"sqlite:///{options.folder}/heavy.db") as ours:
+        measure_load(ours, small, 1)
+        rate = 200.0
+        for _ in range(options.rounds):
+            alone = measure_latency(ours, small, options.seconds, rate)
+            busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            beside = measure_latency(ours, small, options.seconds, rate)
+            busy.kill()
+            busy.wait()
+            result = {"alone": alone, "beside a busy process": beside}
+            for name, (path, body) in kinds.items():
+                heavy = _post(path, body)
+                with _clients(2, ours.port, heavy) as sent:
+                    time.sleep(0.2)
+                    result[name] = measure_latency(ours, small, options.seconds, rate)
+                result[name]["heavy_requests"] = sent.value
+            rounds.append(result)
+    return {"model": options.model, "small_requests_per_second": rate, "rounds": rounds}
+
+
+def _post(path: str, body: Any) -> bytes:
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
+
+
+@contextlib.contextmanager
+def _clients(number: int, port: int, http_request: bytes) -> Iterator[Any]:
+    """Send a request again and again from other processes; yield the number of answers."""
+    context = multiprocessing.get_context("fork")
+    stop, sent = context.Event(), context.Value("q", 0)
+    clients = [
+        context.Process(target=_repeat, args=(port, http_request, stop, sent))
+        for _ in range(number)
+    ]
+    for client in clients:
+        client.start()
+    try:
+        yield sent
+    finally:
+        stop.set()
+        for client in clients:
+            client.join()
+
+
+def _repeat(port: int, http_request: bytes, stop: Any, sent: Any) -> None:
+    """Send a request again and again; its answers are read without decoding them."""
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
+        while not stop.is_set():
+            connection.sendall(http_request)
+            received = connection.recv(1 << 20)
+            assert received.startswith(b"HTTP/1.1 200"), received[:500]
+            head, _, body = received.partition(b"\r\n\r\n")
+            length = LENGTH.search(head)
+            assert length is not None
+            missing = int(length[1]) - len(body)
+            while missing > 0:
+                missing -= len(connection.recv(1 << 20))
+            with sent.get_lock():
+                sent.value += 1
 
 
 def part_servers(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the bare route on each server in turns; requires granian to be installed."""
+    """Measure the constant route on each server in turns; requires granian to be installed."""
     item = {"item": 1, "title": "A title of an item", "rank": 1, "score": 0.5, "tail": False}
-    answer = {"items": [item] * 20}
+    answer = json.dumps({"items": [item] * 20}).encode()
     requests = [request(1)]
-    rounds_by_server: dict[str, list[tuple[float, float]]] = {name: [] for name in SERVERS}
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in SERVERS}
     for _ in range(options.rounds):
-        for name, rounds in rounds_by_server.items():
-            with bare(answer, name) as running:
+        for name in SERVERS:
+            with yardstick("constant", answer, name) as running:
                 measure_load(running, requests, 1)
-                rounds.append(measure_load(running, requests, options.seconds))
+                rounds[name].append(measure_load(running, requests, options.seconds))
+    return rounds
+
+
+def part_trend(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure a model without and with its live trend in turns, while 200 events/s are written.
+
+    The order within a round alternates. Then measure the seconds from an accepted event to the
+    first list with it, and the time in which a worker counts 50 events and makes its terms.
+    """
+    trend = eq.Trend(half_life="7d", power=0.5, share=0.3)
+    with_trend = model_folder(options.folder, options.model, trend)
+    folders = {"without": options.folder / f"{options.model}-no-trend", "with": with_trend}
+    model = eq.load(with_trend)
+    model.trend = model.trend_ = None
+    model.save(folders["without"])
+    items = eq.load(folders["without"]).interactions_.items.tolist()
+    for old_file in options.folder.glob("trend-*.db*"):
+        old_file.unlink()
+    with contextlib.ExitStack() as stack:
+        servers, requests = {}, {}
+        for name, folder in folders.items():
+            store = f"sqlite:///{options.folder}/trend-{name}.db"
+            servers[name] = stack.enter_context(service(folder, store))
+            requests[name] = [request(user) for user in users_of(folders["without"])]
+            measure_load(servers[name], requests[name], 1)
+        rounds: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
+        for number in range(options.rounds):
+            for name in list(rounds)[:: 1 if number % 2 else -1]:
+                stop = threading.Event()
+                options_of_writer = (servers[name].port, stop, items)
+                writer = threading.Thread(target=_write, args=options_of_writer)
+                writer.start()
+                measured = measure_load(servers[name], requests[name], options.seconds)
+                rounds[name].append(measured)
+                stop.set()
+                writer.join()
+        delays = [_delay(servers["with"].port, item) for item in items[: options.rounds]]
+    rates = {name: [r["requests_per_second"] for r in of] for name, of in rounds.items()}
+    costs = {name: [r["cpu_us"] for r in of] for name, of in rounds.items()}
+    ratios = np.array(rates["with"]) / rates["without"]
+    cost_ratios = np.array(costs["with"]) / costs["without"]
     return {
-        name: {
-            "requests_per_second": [rate for rate, _ in rounds],
-            "cpu_us": [cpu_us for _, cpu_us in rounds],
-        }
-        for name, rounds in rounds_by_server.items()
+        "model": options.model,
+        "requests_per_second": rates,
+        "cpu_us_per_request": costs,
+        "median_ratio_of_throughput": float(np.median(ratios)),
+        "ratio_of_best_throughput": max(rates["with"]) / max(rates["without"]),
+        "median_ratio_of_cpu": float(np.median(cost_ratios)),
+        "seconds_until_listed": sorted(delays),
+        "items": len(items),
+        "renewal_ms": 1000 * _renewal(options.folder, folders["with"]),
     }
 
 
-def _write(port: int, stop: threading.Event) -> None:
-    """Send 200 events per second, ten per request."""
+def _renewal(folder: Path, model: Path) -> float:
+    """Return the median seconds in which a worker counts 50 new events and makes its terms."""
+    from equipoise.serve.state import Served
+    from equipoise.serve.store import Event, Store
+
+    for old_file in folder.glob("renewal.db*"):
+        old_file.unlink()
+    store = Store(f"sqlite:///{folder}/renewal.db")
+    served, seconds = Served.open("model", str(model), store), []
+    for first in range(0, 50 * 50, 50):
+        numbers = range(first, first + 50)
+        events = [(f"user {n}", str(served.ids[n % served.n_items])) for n in numbers]
+        new = [Event(user, user, item, "view", 1.0, time.time()) for user, item in events]
+        store.do(store.add(new))
+        start = time.perf_counter()
+        served.follow(store, completely=False)
+        served.ranking.terms(None)
+        seconds.append(time.perf_counter() - start)
+    store.close()
+    return float(np.median(seconds))
+
+
+def _delay(port: int, item: Any) -> float:
+    """Return the seconds until an item that many new users used leads the list of a new user."""
+    with contextlib.closing(eq.Client(f"http://127.0.0.1:{port}")) as client:
+        client.add([{"user": f"burst {item} {n}", "item": item} for n in range(1000)])
+        start = time.monotonic()
+        while client.recommend([f"nobody {item}"], k=1).items[0] != [item]:
+            if time.monotonic() > start + 10:
+                return float("inf")
+        return time.monotonic() - start
+
+
+def _write(port: int, stop: threading.Event, items: Sequence[Any] | None = None) -> None:
+    """Send 200 events per second, ten per request; on these items, else on new ones."""
     with contextlib.closing(eq.Client(f"http://127.0.0.1:{port}")) as client:
         number, start = 0, time.monotonic()
         while not stop.is_set():
-            events = [{"user": f"writer {n}", "item": n} for n in range(number, number + 10)]
-            client.add(events)
+            numbers = range(number, number + 10)
+            new = [n if items is None else items[n % len(items)] for n in numbers]
+            users = [f"writer {n}" for n in numbers]
+            pairs = zip(users, new, strict=True)
+            client.add([{"user": user, "item": item} for user, item in pairs])
             number += 10
             time.sleep(max(0.0, start + number / 200 - time.monotonic()))
 
@@ -444,6 +663,69 @@ def part_start(options: argparse.Namespace) -> dict[str, Any]:
     return {"model": options.model, "seconds": sorted(times)}
 
 
+def part_attributes(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure changes of attributes: in bulk, one by one, and the first lists after a change.
+
+    Every item of the model has attributes, as have others up to 100,000 items.
+    """
+    model = model_folder(options.folder, options.model)
+    ids = [str(item) for item in eq.load(model).interactions_.items.tolist()]
+    ids += [f"other {n}" for n in range(100_000 - len(ids))]
+    kinds = ("tea", "salt", "jam", "oil")
+
+    def values(number: int) -> dict[str, Any]:
+        tags = [f"tag {number % 100}", f"tag {number % 7}"]
+        return {"category": kinds[number % 4], "price": number % 50, "tags": tags}
+
+    lines = [json.dumps({"item": item, **values(n)}) for n, item in enumerate(ids)]
+    for old_file in options.folder.glob("attributes.db*"):
+        old_file.unlink()
+    store = f"sqlite:///{options.folder}/attributes.db"
+    filters = {"category": ["tea", "jam"], "tags": "tag 3"}
+    rules = {
+        "exclude": {"category": "salt"},
+        "at_most": {"category": 5},
+        "boost": {"price": {"7": 2}},
+    }
+    bodies = {"plain": {}, "filters": {"filters": filters}, "rules": {"rules": rules}}
+    times: dict[str, list[float]] = {"put": [], **{f"list with {n}": [] for n in bodies}}
+    with service(model, store) as ours, _http(ours.port) as connection:
+
+        def timed(method: str, path: str, body: Any) -> float:
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            kind = "application/x-ndjson" if isinstance(body, bytes) else "application/json"
+            start = time.perf_counter()
+            connection.request(method, path, content, {"content-type": kind})
+            response = connection.getresponse()
+            text = response.read()
+            assert response.status == 200, text
+            return time.perf_counter() - start
+
+        def list_for(more: dict[str, Any]) -> float:
+            return timed("POST", "/v1/recommend", {"history": ids[:20], **more})
+
+        alone = [timed("PUT", f"/v1/items/{ids[n]}", values(n)) for n in range(50)]
+        bulk = timed("POST", "/v1/items", "\n".join(lines).encode())
+        for more in bodies.values():
+            list_for(more)
+        for number in range(50):
+            for name, more in bodies.items():
+                item = ids[(7 * number) % 1000]
+                body = {**values(number), "available": bool(number % 2)}
+                times["put"].append(timed("PUT", f"/v1/items/{item}", body))
+                times[f"list with {name}"].append(list_for(more))
+    times["put alone"] = alone
+    milliseconds = {
+        name: {f"p{q}": 1000 * float(np.quantile(of, q / 100)) for q in (50, 99)}
+        for name, of in times.items()
+    }
+    return {"model": options.model, "items": len(ids), "bulk_s": bulk, "ms": milliseconds}
+
+
+def _http(port: int) -> Any:
+    return contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=120))
+
+
 def part_durable(options: argparse.Namespace) -> dict[str, Any]:
     """Count lost and duplicate events of 8 writers while all processes are killed repeatedly."""
     from equipoise.serve.store import Store
@@ -501,10 +783,13 @@ def part_durable(options: argparse.Namespace) -> dict[str, Any]:
 
 PARTS = {
     "load": part_load,
+    "heavy": part_heavy,
+    "trend": part_trend,
     "servers": part_servers,
     "reload": part_reload,
     "memory": part_memory,
     "start": part_start,
+    "attributes": part_attributes,
     "durable": part_durable,
 }
 
@@ -514,6 +799,7 @@ def main() -> None:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "serve-bench")
     parser.add_argument("--model", default="movielens-1m", choices=["movielens-1m", "20000"])
+    parser.add_argument("--half", action="store_true", help="weights of 16 bits, for load")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=200_000)

@@ -50,15 +50,17 @@ def seconds(task: Callable[[], Any], repeats: int) -> float:
 def most_clicked(data: Interactions, n_items: int) -> Interactions:
     popular_items = np.sort(np.argsort(-data.item_counts, kind="stable")[:n_items])
     small = data.columns(popular_items)
-    assert small.sequences is not None
-    return small.rows(small.sequences.lengths >= 2)
+    assert small._sequences is not None
+    return small.rows(small._sequences.lengths >= 2)
 
 
 def some_sessions(folder: Path, train: Interactions, n_sessions: int) -> Interactions:
     """Return a uniform sample of test sessions with two or more clicks on known items."""
-    known = eq.read(folder / "test_sessions.npz").with_items(train.item_index, unknown="skip")
-    assert known.sequences is not None
-    long = np.flatnonzero(known.sequences.lengths >= 2)
+    known = eq.read(folder / "test_sessions.npz").with_items(
+        train.item_index, unknown_items="skip"
+    )
+    assert known._sequences is not None
+    long = np.flatnonzero(known._sequences.lengths >= 2)
     n_sessions = min(n_sessions, len(long))
     return known.rows(np.sort(np.random.default_rng(0).choice(long, n_sessions, replace=False)))
 
@@ -111,13 +113,13 @@ def events(data: Interactions, sessions: Interactions, repeats: int) -> list[str
 
 
 def matrices(data: Interactions, repeats: int) -> list[str]:
-    assert data.sequences is not None
+    assert data._sequences is not None
     lines = [
         "| direction | S and T s | product S^T T s | ratio | entries |",
         "|---|---|---|---|---|",
     ]
     for direction in ("sr", "part", "all"):
-        make = lambda d=direction: past_future(data.sequences, data.n_items, 1.0, d)  # noqa: E731
+        make = lambda d=direction: past_future(data._sequences, data.n_items, 1.0, d)  # noqa: E731
         S, T = make()
         build = seconds(make, repeats)
         product = seconds(lambda s=S, t=T: s.T.tocsr() @ t, repeats)

@@ -69,9 +69,9 @@ def prepared_test(folder: Path, train: Interactions) -> Pair:
     Clicks on items that are not in train are removed first, then sessions shorter than two clicks.
     """
     sessions = eq.read(folder / "test_sessions.npz")
-    known = sessions.with_items(train.item_index, unknown="skip")
-    assert known.sequences is not None
-    return eq.split.reveal(known.rows(known.sequences.lengths >= 2))
+    known = sessions.with_items(train.item_index, unknown_items="skip")
+    assert known._sequences is not None
+    return eq.split.reveal(known.rows(known._sequences.lengths >= 2))
 
 
 def last_tenth(train: Interactions) -> tuple[Interactions, Pair]:
@@ -80,7 +80,7 @@ def last_tenth(train: Interactions) -> tuple[Interactions, Pair]:
     past = train.rows(np.arange(bound))
     past = past.columns(past.item_counts > 0)
     part = eq.split.reveal(train.rows(np.arange(bound, train.n_users)))
-    history, target = (side.with_items(past.item_index, unknown="skip") for side in part)
+    history, target = (side.with_items(past.item_index, unknown_items="skip") for side in part)
     has_both_sides = (history.user_counts > 0) & (target.user_counts > 0)
     return past, (history.rows(has_both_sides), target.rows(has_both_sides))
 

@@ -23,7 +23,8 @@ import scipy.sparse as sp
 
 from equipoise.data.interactions import Interactions
 from equipoise.runtime.machine import count, parse_memory
-from equipoise.solve.engine import solve
+from equipoise.solve.engine import Solver
+from equipoise.solve.options import SolveOptions
 from equipoise.solve.planning import plan
 
 
@@ -62,13 +63,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             scratch = Path(folder) / str(interactions_set.n_items) if tiled else None
             before = resident("VmRSS", forget_peak=True)
             start = time.perf_counter()
-            solved = solve(
-                interactions_set,
+            run = SolveOptions(engine=options.engine, memory=memory, scratch=scratch)
+            solved = Solver(interactions_set, run, keep_gram=False).solve(
                 np.ones(interactions_set.n_users) if scale < 1 else weights,
                 np.full(interactions_set.n_items, 20.0) if scale < 1 else penalty,
-                engine=options.engine,
-                memory=memory,
-                scratch=scratch,
             )
             seconds = time.perf_counter() - start
         after = resident("VmHWM")

@@ -30,7 +30,7 @@ from real import SHARED, most_used, sources
 
 import equipoise as eq
 from equipoise.tuning import PAPER, Tuned
-from equipoise.tuning.proposals import GridProposals
+from equipoise.tuning.space import GridProposals
 
 FAMILIES = (eq.LAE, eq.EASE, eq.RLAE)
 SMALL = {"alpha": (0.0, 0.3), "beta": (0.0, 0.5), "l2": (20.0, 100.0), "dropout": (0.1, 0.5)}

@@ -115,14 +115,15 @@ def search(args: argparse.Namespace) -> None:
         for method, model in models.items():
             family_trials = trials.filter(family=type(model).__name__)
             row = family_trials.row(family_trials["ndcg@20"].arg_max(), named=True)
-            chosen = model.vary({name: row[name] for name in grid if name in model.tunable()})
+            chosen = model._vary({name: row[name] for name in grid if name in model._tunable()})
             valid = {name: round(row[name], 6) for name in METRICS}
             best_by_method[method].append({"settings": chosen.settings(), "valid": valid})
     best = []
     for method, lines in best_by_method.items():
         line = max(lines, key=lambda candidate: candidate["valid"]["ndcg@20"])
         model = build(line["settings"])
-        model.fit(last.train, device=args.device if "device" in model.fit_options else "cpu")
+        options = {"device": args.device} if "device" in model._fit_options() else {}
+        model.fit(last.train, **options)
         result = eq.evaluate(model, last.test, bootstrap=0)
         del model  # frees its inverse before the next one is made
         test = {name: round(float(result[name]), 6) for name in METRICS}

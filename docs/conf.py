@@ -14,7 +14,7 @@ from sphinx.application import Sphinx
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 CONTENTS = ("index", "guide", "developing")
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(HERE)]
 
 import equipoise as eq  # noqa: E402
 from equipoise.cli.app import app as commands  # noqa: E402
@@ -25,17 +25,27 @@ copyright = "the equipoise developers, Apache-2.0"
 version = release = eq.__version__
 
 extensions = [
+    "mathml",
     "myst_parser",
     "numpydoc",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
 ]
-source_suffix = {".md": "markdown"}
-autosummary_generate = False
-exclude_patterns = ["_build"]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}  # the second for generated pages
+autosummary_generate = True
+autosummary_generate_overwrite = True
+templates_path = ["_templates"]
+exclude_patterns = ["_build", "_templates"]
+html_math_renderer = "mathml"
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
 nitpicky = False
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "substitution"]
+myst_substitutions = {"version": version}
 myst_heading_anchors = 4
 default_role = "code"
 

@@ -14,7 +14,7 @@ folder = eq.datasets.fetch("book-crossing")
 ratings, books = folder / "BX-Book-Ratings.csv", folder / "BX-Books.csv"
 
 # %% Read: a rating of at least 6 means that the reader liked the book; 0 means no rating
-data = eq.read(ratings, labels=books, encoding="latin-1", min_rating=6)
+data = eq.read(ratings, catalogue=books, encoding="latin-1", min_rating=6)
 print(data, *data.notes, sep="\n")
 
 # %% Most books have only one reader; a model can learn from a much smaller part of the data

@@ -30,7 +30,7 @@ log = pl.DataFrame(clicks, schema=["visitor", "item", "time"], orient="row")
 titles = pl.DataFrame({"item": list(TITLES), "title": list(TITLES.values())})
 
 # %% Cut into sessions where a visitor pauses for half an hour
-data = eq.read(log, user="visitor", item="item", time="time", gap="30m", labels=titles)
+data = eq.read(log, user="visitor", item="item", time="time", gap="30m", catalogue=titles)
 print(data)
 
 # %% Fit SLIST: a closed form that combines items of the same session with the order of clicks

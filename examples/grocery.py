@@ -13,7 +13,7 @@ from equipoise.report import write_report
 folder = eq.datasets.fetch("complete-journey")
 
 # %% Read: the columns of households, products and times are detected; see the notes
-data = eq.read(folder / "transactions.parquet", labels=folder / "products.parquet")
+data = eq.read(folder / "transactions.parquet", catalogue=folder / "products.parquet")
 print(data, *data.notes, sep="\n")
 
 # %% Products that many households buy
@@ -43,7 +43,7 @@ print(f"{count:,} households", pl.read_parquet("grocery.parquet").head(3))
 print("under the rules", eq.evaluate(models["EASE+DAN"], split.test, rules=rules)["ndcg@20"])
 
 # %% Similar products
-groceries = data.items[data.labels["department"].eq("GROCERY").fill_null(False).to_numpy()]
+groceries = data.items[data.catalogue["department"].eq("GROCERY").fill_null(False).to_numpy()]
 print(data.label(groceries[0]), "->", model.similar(groceries[0], k=5).titles[0])
 
 # %% Update with new receipts, which equals a refit; ids may be text where the model has numbers

@@ -22,7 +22,7 @@ for settings in ({}, {"encoding": "latin-1", "on_bad": "skip"}):
 
 # %% Skip and count the lines without a customer; titles are in the same file
 options = {"encoding": "latin-1", "time_format": "%m/%d/%Y %H:%M", "on_bad": "skip"}
-data = eq.read(file, labels=file, title="Description", **options)
+data = eq.read(file, catalogue=file, title="Description", **options)
 print(data, *data.notes, sep="\n")
 
 # %% Keep customers with at least 5 items, and items with at least 50 customers

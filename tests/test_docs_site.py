@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import equipoise as eq
-from equipoise.models.base import Recommender
+from equipoise.models.saving import model_classes
 from tests.test_docs import equipoise, movies  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,7 +29,8 @@ CLICKS = "visit,page,when\n" + "".join(
     f"{row // 4},p{(row // 4 + row % 4) % 9},{1_700_000_000 + row}\n" for row in range(400)
 )
 TESTED_ELSEWHERE = {"extending", "rules"}
-NEEDS_PROCESSES = {"serving", "cluster"}  # tests/serve and tests/cluster make the same calls
+# tests/serve, tests/cluster and tests/wrappers make the same calls
+NEEDS_PROCESSES = {"serving", "operating", "cluster", "spark"}
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -63,12 +64,12 @@ def test_the_code_of_the_page_runs(
     (tmp_path / "clicks.csv").write_text(CLICKS, encoding="utf-8")
     script = tmp_path / "page.py"
     script.write_text(code, encoding="utf-8")
-    before = dict(Recommender.registry)
+    before = dict(model_classes)
     try:
         runpy.run_path(str(script))
     finally:
-        Recommender.registry.clear()
-        Recommender.registry.update(before)
+        model_classes.clear()
+        model_classes.update(before)
     if page.stem == "start":
         for line in blocks(page, "sh")[0].splitlines():
             assert equipoise(*shlex.split(line)[1:])

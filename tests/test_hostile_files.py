@@ -38,17 +38,23 @@ def data() -> Interactions:
         [f"u{n}" for n in range(7)],
         np.arange(4) * 10,
         times=np.arange(matrix.sum()),
-        labels=pl.DataFrame({"title": ["Tea", "Milk", None, "Rice"]}),
+        catalogue=pl.DataFrame({"title": ["Tea", "Milk", None, "Rice"]}),
         events=Events(np.concatenate(events).astype(np.int32), offsets),
         notes=["a note"],
     )
+
+
+def timed() -> Interactions:
+    """The same pairs, and an event with a time for each."""
+    plain = data()
+    return Interactions(plain.matrix, plain.users, plain.items, times=plain.times)
 
 
 def use_data(data: Interactions) -> None:
     assert len(data.to_frame()) == data.n_interactions
     assert (data.user_counts.sum(), data.item_counts.sum()) == (data.n_interactions,) * 2
     assert all(set(data.history(user)) <= set(data.items.tolist()) for user in data.users)
-    assert data.labels is None or data.label(data.items[0])
+    assert data.catalogue is None or data.label(data.items[0])
     assert data.times is None or np.isfinite(data.times).all()
     assert all(note.encode() for note in data.notes)
 
@@ -134,6 +140,7 @@ MODELS = {
     "LightGCN": trained("LightGCN", n_factors=2),
     "MultVAE": trained("MultVAE", hidden=3, latent=2),
 }
+AGED = eq.EASE(l2=1.0, trend=eq.Trend(half_life="1h"), signals=eq.Signals(history_decay="5s"))
 OWN = (("meta", "settings"), ("meta", "state"))  # the training data are those of any model
 NORMALIZER = tuple((*group, "normalizer") for group in OWN)
 HISTORY = ("meta", "parts", "test_history")
@@ -150,6 +157,13 @@ CASES = {
     **{
         name: Case(make, eq.load, use_model, OWN, r"(?!train_).*") for name, make in MODELS.items()
     },
+    "EASE+Trend": Case(
+        lambda: AGED.fit(timed()),
+        eq.load,
+        use_model,
+        (("meta", "settings", "trend"), ("meta", "settings", "signals"), ("meta", "trend")),
+        r"trend.*",
+    ),
     **{
         name: Case(fitted(model), eq.load, use_model, NORMALIZER)
         for name, model in NORMALIZERS.items()

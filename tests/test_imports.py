@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 import equipoise
 from equipoise.cli.app import COMMANDS, app
@@ -26,11 +27,15 @@ ORDER = [
     ["errors"],
     ["checks", "names", "runtime", "display.drawing"],
     ["display.notebook"],
-    ["data.ids", "data.matrix"],
+    ["data.ids", "data.matrix", "data.remote"],
     ["data.events"],
     ["data.pairs"],
-    ["data.storage"],
-    ["data.interactions"],
+    ["data.storage", "data.read_options"],
+    ["data.tables"],
+    ["data.columns"],
+    ["data.attributes"],
+    ["data.catalogue"],
+    ["data.interactions", "runtime.resume"],
     ["data.readers"],
     ["data.datasets"],
     ["data.statistics", "display.plot"],
@@ -74,15 +79,12 @@ def called(*words: str) -> set[str]:
 
 def commands(modules: set[str]) -> set[str]:
     """Return the modules of commands among these."""
-    return {name.removeprefix("equipoise.cli.") for name in modules} & {
-        module for module, _ in COMMANDS.values()
-    }
+    return {name.removeprefix("equipoise.cli.") for name in modules} & {*COMMANDS.values()}
 
 
-def test_the_help_of_the_command_imports_nothing_heavy_and_no_command() -> None:
+def test_the_help_of_the_command_imports_nothing_heavy() -> None:
     present = called("--help")
     assert not present & {"numpy", "scipy", "polars", "numba", "torch", "rich.progress"}
-    assert not commands(present)
 
 
 def test_the_help_of_one_command_imports_no_other() -> None:
@@ -93,9 +95,11 @@ def test_the_help_of_one_command_imports_no_other() -> None:
 
 def test_a_command_is_summarised_by_the_first_line_of_its_help() -> None:
     group = get_command(app)
-    shown = {name: inspect.cleandoc(command.help) for name, command in group.commands.items()}  # type: ignore[attr-defined]
-    first = {name: " ".join(text.split("\n\n")[0].split()) for name, text in shown.items()}
-    assert first == {name: summary for name, (_, summary) in COMMANDS.items()}
+    shown = " ".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300"}).output.split())
+    assert list(group.commands) == list(COMMANDS)  # type: ignore[attr-defined]
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        summary = inspect.cleandoc(command.help).split("\n\n")[0]
+        assert f"{name} {' '.join(summary.split())}" in shown
 
 
 def test_no_public_name_needs_an_extra() -> None:

@@ -172,10 +172,11 @@ def test_making_data(timed: eq.Interactions, data: eq.Interactions) -> None:
     assert_ours(eq.Interactions, set(), matrix=np.ones((2, 3)))
     for method in (timed.union, timed.difference):
         assert_ours(method, {"replace"})
-    for method in (timed.entries, timed.only_events, timed.rows):
+    for method in (timed.entries, timed.rows):
         assert_ours(method, set())
     assert_ours(eq.split.strong, set(), data=data)
     assert_ours(eq.split.weak, set(), data=data)
+    assert_ours(eq.split.folds, set(), data=data)
     assert_ours(eq.split.time_cut, set(), data=timed)
     assert_ours(eq.split.leave_last_out, set(), data=timed)
     assert_ours(eq.split.sessions, set(), data=timed)
@@ -199,6 +200,20 @@ def test_settings_of_models(data: eq.Interactions, timed: eq.Interactions) -> No
                 eq.EASE(l2=1.0, signals=eq.Signals(**{name: value})).fit(timed)
             except EquipoiseError:
                 continue
+    for name in inspect.signature(eq.Trend).parameters:
+        for value in WRONG:
+            try:
+                eq.EASE(l2=1.0, trend=eq.Trend(**{name: value})).fit(timed).recommend([1])
+            except EquipoiseError:
+                continue
+
+
+def test_backtests(timed: eq.Interactions) -> None:
+    options: dict[str, Any] = {"folds": 1, "bootstrap": 0, "yardsticks": False}
+    assert_ours(eq.backtest, {"bootstrap"}, model=eq.EASE(l2=2.0), data=timed, **options)
+    tested = eq.backtest(eq.EASE(l2=2.0), timed, **options)
+    assert_ours(tested.value, set())
+    assert_ours(tested.error, set())
 
 
 def test_fitting_and_tuning(data: eq.Interactions) -> None:

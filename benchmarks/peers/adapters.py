@@ -89,7 +89,7 @@ def equipoise_fit(name: str, options: Settings | None = None, **fixed: Any) -> C
         import equipoise as eq
 
         if name == "tune":
-            model = eq.tune(data).model
+            model = eq.tune(data, criterion="leave-one-out").model
         else:
             model = getattr(eq, name)(**fixed, **settings).fit(data, **(options or {}))
         return lambda users, k: padded(model.recommend(users.tolist(), k=k).items, k)

@@ -43,6 +43,8 @@ ENVIRONMENTS = {
     "RecBole": Environment((TORCH, "recbole", "setuptools<81", "numpy<2", "pandas<3")),
     # built from source with libsuitesparse-dev; 0.5 requires a newer SuiteSparse than Debian has
     "sansa": Environment(("sansa", "scikit-sparse<0.5")),
+    # for new_items.py; the fork that RecTools maintains, as LightFM itself does not build any more
+    "LightFM": Environment(("rectools-lightfm", "numpy", "scipy"), ("3.12", "3.11", "3.13")),
     "Surprise": Environment(("scikit-surprise", "pandas")),
     "MLflow": Environment(("mlflow", "pandas", *OURS)),
 }

@@ -54,15 +54,15 @@ HEADS = (
 )
 
 NOTES = """
-What to know of single rows: EASE of RecTools ranks with the transposed weights (it hands them to
-a ranker of item factors); EASE of Cornac leaves negative weights out unless told otherwise;
-LensKit ranks one user after the other, here in one process, and its item kNN was told that there
-are no ratings; RecBole has no call for lists of training users, so its scores are masked and cut
-by torch, as its evaluation does; irspack's are cut by its own function, in batches of 1,024;
-sansa has no defaults: 100 weights for each item, and the penalty that its description shows; its
-scores are cut by numpy, since its own lists fail where fewer than 20 items have a score. The
-rules behind equipoise's automatic settings were fitted to other splits of several sets, MovieLens
-1M and Gowalla among them (docs/tuning.md). A model without a searched row was not searched."""
+Notes on single rows. EASE of RecTools ranks with the transposed weights, because it passes them
+to a ranker of item factors. EASE of Cornac drops negative weights by default. LensKit ranks one
+user after the other, here in one process; its item kNN was configured for data without ratings.
+RecBole has no call for lists of training users, so torch masks its scores and selects the top 20,
+as in its evaluation. For irspack its own function does so, in batches of 1,024. sansa has no
+defaults: it has 100 weights per item and the penalty of its description, and numpy selects its
+top 20, since its own lists fail if fewer than 20 items have a score. The rules behind equipoise's
+automatic settings were fitted to other splits of several data sets, including MovieLens 1M and
+Gowalla (docs/evidence-tuning.md). Models without a searched row were not searched."""
 
 
 def full(row: Row) -> Row:
@@ -220,18 +220,17 @@ def write(folder: Path, rows: list[Row], errors: dict[str, str], machine: str) -
         frame = with_earlier(measured, pl.read_csv(file, infer_schema_length=None))
     frame.write_csv(file, float_precision=5)
     text = [
-        "# equipoise beside other libraries",
+        "# Comparison with other libraries",
         "",
         f"`make bench`, {frame['date'].max()}; {machine}. The table is also in results/peers.csv.",
         "",
-        "One process per model, alone on the machine: for each setting the least of up to three",
-        "fits, the most memory they took on top of the data, and lists of 20 for the same users.",
-        "Data objects, imports and compiling are not counted. *Of floor*: the time of a fit by",
-        "that of n^3 operations at the rate of a float32 matrix product on this machine, measured",
-        "in the same run. Settings other than the defaults are the best of six at most, by",
-        "NDCG@20 on the valid part; the two automatic rows of equipoise look at the train part",
-        "only. Every list is judged by `eq.evaluate`. What each stage does:",
-        "`benchmarks/bench.py`.",
+        "One process per model on an idle machine. For each setting: the minimum of up to",
+        "three fits their peak memory on top of the data, and lists of 20 for the same users.",
+        "Data objects, imports and compilation are not counted. *Of floor*: the time of a fit",
+        "divided by that of n^3 operations at the rate of a float32 matrix product, measured",
+        "in the same run. Settings other than the defaults are the best of at most six, by",
+        "NDCG@20 on the valid part; the two automatic rows of equipoise use the train part",
+        "only. `eq.evaluate` evaluates all lists. `benchmarks/bench.py` describes each stage.",
         NOTES,
         "",
         "Versions: "
@@ -263,5 +262,5 @@ def write(folder: Path, rows: list[Row], errors: dict[str, str], machine: str) -
             "",
             *ahead(set_rows),
         ]
-    text += ["", "## Against the last committed run", "", *regressions(measured, before), ""]
+    text += ["", "## Compared with the last committed run", "", *regressions(measured, before), ""]
     (folder.parent / "peers.md").write_text("\n".join(text), encoding="utf-8")

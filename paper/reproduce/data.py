@@ -10,7 +10,7 @@ from equipoise.data import datasets
 from equipoise.data import split as splits
 from equipoise.data.interactions import Interactions
 from equipoise.data.readers import read, read_multvae, read_strong, read_weak
-from equipoise.data.readers.research import movielens_file, part_names
+from equipoise.data.readers.files import movielens_file, part_names
 from equipoise.data.split import Split
 from equipoise.errors import DataError
 

@@ -7,7 +7,7 @@ hatching, so that a figure can be read in black and white. The same frame gives 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ NAMES = {
     "active": "active users",
     "inactive": "inactive users",
 }
-# A frame, and arguments of `paint_panels` or, with a caption, of `paint_lists`.
+# A frame, and arguments of `paint_panels` or, with captions, of `paint_lists`.
 Picture = tuple[pl.DataFrame, dict[str, Any]]
 
 
@@ -62,7 +62,7 @@ def draw(config: Config, points: pl.DataFrame, folder: Path) -> str:
     with matplotlib.rc_context(LOOK):
         figure = Figure()
         FigureCanvasAgg(figure)
-        (paint_lists if "caption" in style else paint_panels)(figure, frame, **style)
+        (paint_lists if "captions" in style else paint_panels)(figure, frame, **style)
         # without date and version the same frame gives the same file
         figure.savefig(folder / f"{name}.svg", format="svg", metadata={"Date": None})
         figure.savefig(folder / f"{name}.png", format="png", dpi=200, metadata={"Software": None})
@@ -105,8 +105,9 @@ def _exponents(config: Config, points: pl.DataFrame) -> Picture:
         value="x",
         **{"ndcg@20": "y"},
     )
-    labels = (" or ".join(points["curve"].unique(maintain_order=True)), "NDCG@20")
-    return frame, {"x": "value", "y": "ndcg@20", "series": "over", "labels": labels}
+    exponents = dict(zip(frame["data"], points["curve"], strict=True))
+    style = {"x": "value", "y": "ndcg@20", "series": "over", "x_labels": exponents}
+    return frame, {**style, "labels": ("", "NDCG@20")}
 
 
 def _noise(config: Config, points: pl.DataFrame) -> Picture:
@@ -141,7 +142,8 @@ def drops(points: pl.DataFrame) -> pl.DataFrame:
 def _weights(config: Config, points: pl.DataFrame) -> Picture:
     title = pl.concat_str("title", pl.lit(": "), "series")
     frame = points.select(data=title, items="named", **{"mean weight": "x"}, density="y")
-    return frame, {"x": "mean weight", "y": "density", "series": "items", "markers": False}
+    style = {"x": "mean weight", "y": "density", "series": "items", "markers": False}
+    return frame, {**style, "share_x": "row"}  # a row has the settings of one data set
 
 
 def _eigenvalues(config: Config, points: pl.DataFrame) -> Picture:
@@ -151,8 +153,7 @@ def _eigenvalues(config: Config, points: pl.DataFrame) -> Picture:
 
 
 def _lists(config: Config, points: pl.DataFrame) -> Picture:
-    dataset = points["dataset"][0]  # one user at a time: the first data set that is there
-    frame = points.filter(pl.col("group") != "", dataset=dataset).select(
+    frame = points.filter(pl.col("group") != "").select(
         list="series",
         rank=pl.col("x").cast(pl.Int64),
         title="label",
@@ -160,9 +161,9 @@ def _lists(config: Config, points: pl.DataFrame) -> Picture:
         tail=pl.col("group") == "tail",
         dataset="dataset",
     )
-    user = points.filter(series="user")["label"][0]
-    marks = "Dashed box, italics: tail item; solid: head."
-    return frame, {"caption": f"{dataset}, user {user}. {marks}"}
+    users = points.filter(series="user").select("dataset", "label").rows()
+    captions = {dataset: f"{dataset}, user {user}" for dataset, user in users}
+    return frame, {"captions": captions}
 
 
 PICTURES: dict[str, Callable[[Config, pl.DataFrame], Picture]] = {
@@ -185,21 +186,26 @@ def paint_panels(
     series: str,
     panel: str = "data",
     labels: tuple[str, str] | None = None,
+    x_labels: Mapping[str, str] | None = None,
+    share_x: str | bool = False,
     per_row: int = 4,
     bars: bool = False,
     **look: Any,
 ) -> None:
-    """Make a panel per value of a column, fill them, and name the series below."""
+    """Make a panel per value of a column, fill them, and name the series below.
+
+    `x_labels` has the name of the horizontal axis of each panel, if they differ.
+    """
     parts = _groups(frame, panel)
     height = -(-len(parts) // per_row)
     width = -(-len(parts) // height)  # few empty places
     figure.set_size_inches(PANEL[0] * width, PANEL[1] * height)
     figure.set_layout_engine("constrained")
-    grid = figure.subplots(height, width, squeeze=False).ravel()
+    grid = figure.subplots(height, width, squeeze=False, sharex=share_x).ravel()
     known: dict[str, Any] = {}  # marks of all series; a panel may lack some
     for place, (axes, (name, part)) in enumerate(zip(grid, parts, strict=False)):
         (paint_bars if bars else paint_lines)(axes, part, x, y, series, **look)
-        axes.set_xlabel((labels or (x, y))[0])
+        axes.set_xlabel(x_labels[name] if x_labels else (labels or (x, y))[0])
         axes.set_title(name, fontsize=9, loc="left")
         axes.set_ylabel((labels or (x, y))[1]) if place % width == 0 else None
         handles, names = axes.get_legend_handles_labels()
@@ -261,24 +267,32 @@ def paint_bars(axes: Any, part: pl.DataFrame, x: str, y: str, series: str) -> No
     axes.set_xticks(range(len(names)), [str(name) for name in names])
 
 
-def paint_lists(figure: Any, frame: pl.DataFrame, *, caption: str) -> None:
-    """Write lists of titles side by side, each title in a box, dashed for tail items."""
-    parts = _groups(frame, "list")
-    longest = max(rows.height for _, rows in parts)
-    figure.set_size_inches(0.075 * WIDTH * len(parts), LINE * 1.3 * (longest + 2.5))
-    columns = figure.subplots(1, len(parts), squeeze=False)[0]
-    for axes, (name, rows) in zip(columns, parts, strict=True):
-        axes.set_axis_off()
-        axes.set_title(name, fontsize=9, loc="left")
-        for place, (title, tail) in enumerate(rows.select("title", "tail").rows()):
-            look = {"boxstyle": "round,pad=0.3", "fill": False, "linewidth": 1.0}
-            look |= {"linestyle": "--" if tail else "-"}
-            where = (0.02, 1 - (place + 0.7) / (longest + 0.5))
-            short = title if len(title) <= WIDTH else f"{title[: WIDTH - 1]}…"
-            style = "italic" if tail else "normal"
-            axes.text(*where, short, fontsize=7.5, style=style, bbox=look)
-    figure.subplots_adjust(left=0.01, right=0.99, top=0.88, bottom=0.1, wspace=0.04)
-    figure.text(0.01, 0.02, caption, fontsize=7.5)
+def paint_lists(figure: Any, frame: pl.DataFrame, *, captions: Mapping[str, str]) -> None:
+    """Write lists of titles side by side, a row of lists for each data set.
+
+    Each title stands in a box, dashed for tail items.
+    """
+    datasets = _groups(frame, "dataset")
+    lengths = [rows["rank"].max() + 3 for _, rows in datasets]
+    n_lists = frame["list"].n_unique()
+    figure.set_size_inches(0.075 * WIDTH * n_lists, LINE * 1.3 * (sum(lengths) + 0.5))
+    bands = figure.subfigures(len(datasets), 1, squeeze=False, height_ratios=lengths)[:, 0]
+    for band, length, (dataset, lists) in zip(bands, lengths, datasets, strict=True):
+        columns = band.subplots(1, n_lists, squeeze=False)[0]
+        for axes, (name, rows) in zip(columns, _groups(lists, "list"), strict=True):
+            axes.set_axis_off()
+            axes.set_title(name, fontsize=9, loc="left")
+            for place, (title, tail) in enumerate(rows.select("title", "tail").rows()):
+                look = {"boxstyle": "round,pad=0.3", "fill": False, "linewidth": 1.0}
+                look |= {"linestyle": "--" if tail else "-"}
+                where = (0.02, 1 - (place + 0.7) / (length - 2.5))
+                short = title if len(title) <= WIDTH else f"{title[: WIDTH - 1]}…"
+                style = "italic" if tail else "normal"
+                axes.text(*where, short, fontsize=7.5, style=style, bbox=look)
+        top, bottom = 1 - 2 / length, 0.3 / length
+        band.subplots_adjust(left=0.01, right=0.99, top=top, bottom=bottom, wspace=0.04)
+        band.text(0.01, 1 - 0.8 / length, captions[dataset], fontsize=9, weight="bold")
+    figure.text(0.01, 0.004, "Dashed box, italics: tail item; solid: head.", fontsize=7.5)
 
 
 def _groups(frame: pl.DataFrame, column: str) -> list[tuple[str, pl.DataFrame]]:

@@ -36,6 +36,7 @@ from equipoise.solve.torch_backend import find_device, load_torch, send
 from reproduce.config import Config, Row, Settings
 from reproduce.data import find_ratings
 from reproduce.drawing import draw
+from reproduce.noise import with_noise
 from reproduce.results import NOT_RUN, POINTS, Line, Lines
 from reproduce.tables import Job, Load, Steps, Table, fitted
 
@@ -146,7 +147,7 @@ def under_noise(job: Job, rows: list[Row]) -> Computed:
     groups = {"clean_tail": ~head_items(train.item_counts)}
     metrics = {"all": "ndcg", "tail": "clean_tail_ndcg"}
     for share, seed in sorted({(row.extra["noise"], row.extra["seed"]) for row in rows}):
-        noisy = train.with_noise(share / 100, seed) if share else train
+        noisy = with_noise(train, share / 100, seed) if share else train
         noise_rows = [row for row in rows if row.extra == {"noise": share, "seed": seed}]
         noisy_job = replace(job, data=replace(job.data, train=noisy))
         yield from evaluated(noisy_job, noise_rows, metrics, groups)

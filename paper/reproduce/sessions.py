@@ -159,7 +159,7 @@ def sample(part: Part, n_events: int, seed: int = 0) -> Part:
 
 def target_weights(train: Interactions) -> npt.NDArray[np.float64]:
     """Return count^-1.5 of each item, counted as a click after the first of a session."""
-    events = train.sequences
+    events = train._sequences
     after_first = np.ones(len(events.items), bool)
     after_first[events.offsets[:-1][events.lengths > 0]] = False
     counts = np.bincount(events.items[after_first], minlength=train.n_items)

@@ -23,6 +23,8 @@ from equipoise.errors import SolveError as SolveError
 from equipoise.errors import TooBigError as TooBigError
 from equipoise.errors import UnknownIdError as UnknownIdError
 from equipoise.evaluation import metrics as metrics
+from equipoise.evaluation.backtest import Backtest as Backtest
+from equipoise.evaluation.backtest import backtest as backtest
 from equipoise.evaluation.comparison import Comparison as Comparison
 from equipoise.evaluation.comparison import compare as compare
 from equipoise.evaluation.evaluator import evaluate as evaluate
@@ -40,9 +42,12 @@ from equipoise.models import SGFCF as SGFCF
 from equipoise.models import SLIS as SLIS
 from equipoise.models import SLIST as SLIST
 from equipoise.models import SLIT as SLIT
+from equipoise.models import STAN as STAN
 from equipoise.models import SVDAE as SVDAE
 from equipoise.models import VSKNN as VSKNN
+from equipoise.models import VSTAN as VSTAN
 from equipoise.models import Explanation as Explanation
+from equipoise.models import Features as Features
 from equipoise.models import ItemKNN as ItemKNN
 from equipoise.models import LightGCN as LightGCN
 from equipoise.models import LowPass as LowPass
@@ -53,6 +58,8 @@ from equipoise.models import Recommender as Recommender
 from equipoise.models import TurboCF as TurboCF
 from equipoise.models import XSimGCL as XSimGCL
 from equipoise.models import load as load
+from equipoise.models.trend import Trend as Trend
+from equipoise.models.vectors import Vectors as Vectors
 from equipoise.normalize import DAN as DAN
 from equipoise.normalize import ColumnNorm as ColumnNorm
 from equipoise.normalize import CustomNorm as CustomNorm

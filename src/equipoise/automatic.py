@@ -1,7 +1,7 @@
 """Rules that choose the settings called "auto" from the data.
 
-`benchmarks/calibrate_auto.py` fits the constants of these rules to real data sets; docs/tuning.md
-compares them with tuning on other data sets.
+`benchmarks/calibrate_auto.py` fits the constants of these rules to real data sets;
+docs/evidence-tuning.md compares them with tuning on other data sets.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from equipoise.errors import SettingError
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 PERIOD = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([smhdw]?)\s*", re.IGNORECASE)
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 Moment = float | str | date
 LONGEST = 2**31 - 1  # of lists, whose places are counted in 32 bits
 MADE_BY_READ = "make it with eq.read(...)"
@@ -125,6 +126,13 @@ def path(name: str, value: Any) -> Path:
     """Return the path of a file or folder."""
     if not isinstance(value, (str, os.PathLike)):
         raise SettingError(f"{name} must be the path of a file or folder, got {value!r}")
+    text = os.fspath(value)
+    # a Path of s3://bucket is s3:/bucket
+    if ADDRESS.match(str(text)) and not Path(value).exists():
+        raise SettingError(
+            f"{name} must be the path of a file or folder, got the address {text!r}; models and "
+            "the lists of a cluster are written to addresses in Python, where they are text"
+        )
     return Path(value)
 
 

@@ -64,7 +64,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         dan = ("--l2", 5, "--normalizer", "dan", "--alpha", 0.3, "--beta", 0.2)
         for args in (
-            ("split", "events.csv", "split", "--labels", "titles.csv"),
+            ("split", "events.csv", "split", "--catalogue", "titles.csv"),
             ("fit", "split", "model", "--l2", 5, "--dropout", 0),
             ("evaluate", "model", "split", "-k", 2, "-k", 20, "--save", "result-ease"),
             ("evaluate", "split", "-m", "ease", *dan, "-k", 20, "--save", "result-dan"),

@@ -58,17 +58,40 @@ def test_data_whose_path_looks_like_a_pattern_is_read_from_it(
     assert document["n_users"] == 3
 
 
-def test_label_id_names_the_id_column_of_the_labels(tmp_path: Path, run: Run) -> None:
+def test_catalogue_id_names_the_id_column_of_the_catalogue(tmp_path: Path, run: Run) -> None:
     events, artists = tmp_path / "plays.csv", tmp_path / "artists.dat"
     events.write_text("user,item\n1,51\n2,52\n3,51\n")
     artists.write_text("id\tname\turl\n51\t'Duran\tDuran'\td.example\n52\tBjork\tb.example\n")
-    refused = run("stats", events, "--labels", artists, "--quote", "'")
+    refused = run("stats", events, "--catalogue", artists, "--quote", "'")
     assert refused.exit_code == 1
-    assert "pass --label-id id," in " ".join(refused.output.split())
+    assert "pass --catalogue-id id," in " ".join(refused.output.split())
     for column in ("id", 0):
-        done = run("stats", events, "--labels", artists, "--quote", "'", "--label-id", column)
+        done = run(
+            "stats", events, "--catalogue", artists, "--quote", "'", "--catalogue-id", column
+        )
         assert done.exit_code == 0
         assert "titles from its column 'name'" in " ".join(done.output.split())
+
+
+def test_a_catalogue_may_have_several_tables_and_told_types(tmp_path: Path, run: Run) -> None:
+    events, items, prices = (tmp_path / f"{name}.csv" for name in ("events", "items", "prices"))
+    events.write_text("user,sku\n1,tea\n2,salt\n3,tea\n")
+    items.write_text("sku,title,code\ntea,Tea,007\nsalt,Salt,012\nrum,Rum,003\n")
+    prices.write_text("sku,price\ntea,2.5\nsalt,1\n")
+    tables = ("--catalogue", items, "--catalogue", prices, "--catalogue-id", "sku")
+    done = run("stats", events, "--item", "sku", *tables, "--catalogue-type", "code=category")
+    assert done.exit_code == 0, done.output
+    output = " ".join(done.output.split())
+    assert "attributes title (text), code (category), price (number)" in output
+    assert "new items 1 of the catalogue without events" in output
+    assert "attributes: 'title' (text), 'code' (category), 'price' (number, 33% missing)" in output
+    wrong = run("stats", events, "--item", "sku", *tables, "--catalogue-type", "code")
+    assert wrong.exit_code != 0
+    assert "--catalogue-type is such as genres=list" in " ".join(wrong.output.split())
+    odd = run("stats", events, "--item", "sku", *tables, "--catalogue-type", "code=colour")
+    assert "the type of 'code' must be one of category, list," in " ".join(odd.output.split())
+    unused = run("stats", events, "--catalogue-type", "code=list")
+    assert "pass --catalogue too" in " ".join(unused.output.split())
 
 
 def test_baskets_are_a_format(tmp_path: Path, run: Run, answer: Answer) -> None:
@@ -107,6 +130,17 @@ def test_split_saves_what_the_function_gives(
     assert document["fingerprint"] == expected.fingerprint
     assert eq.Split.load(tmp_path / "out").fingerprint == expected.fingerprint
     assert document["test"]["users"] == expected.test.n_users
+
+
+@pytest.mark.parametrize("protocol", ["strong", "weak"])
+def test_split_saves_folds(protocol: Any, shop: Path, tmp_path: Path, answer: Answer) -> None:
+    words = ["split", "events.csv", tmp_path, "-p", protocol, "--folds", 3, "--seed", 4]
+    document = answer(*words)
+    data = eq.read(shop / "events.csv")
+    expected = [fold.fingerprint for fold in eq.split.folds(data, 3, protocol=protocol, seed=4)]
+    assert [fold["fingerprint"] for fold in document["folds"]] == expected
+    saved = [eq.Split.load(tmp_path / str(number)).fingerprint for number in (1, 2, 3)]
+    assert saved == expected
 
 
 def test_split_cuts_sessions_at_pauses(tmp_path: Path, answer: Answer) -> None:

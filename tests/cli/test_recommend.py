@@ -194,7 +194,7 @@ def test_explained_parts_add_up(run: Run, someone: str, answer: Answer) -> None:
 
 def films() -> eq.Interactions:
     titles = pl.DataFrame({"title": ["Heat", "heat", "7"]})
-    return eq.Interactions([[1, 1, 0], [0, 1, 1]], [1, 2], [5, 6, 8], labels=titles)
+    return eq.Interactions([[1, 1, 0], [0, 1, 1]], [1, 2], [5, 6, 8], catalogue=titles)
 
 
 def test_an_id_wins_over_a_title() -> None:
@@ -243,6 +243,26 @@ def test_fit_takes_the_settings_of_a_session_model(visits: Path) -> None:
     assert model.settings() == expected.settings()
 
 
+def test_fit_chooses_the_settings_of_a_session_model_unless_one_is_set(visits: Path) -> None:
+    rows = ["visit,page,when"]
+    rows += [f"{n},{page},{9 * n + i}" for n in range(60) for i, page in enumerate("abc")]
+    (visits / "many.csv").write_text("\n".join(rows))
+    fitted = {}
+    for name, options in {
+        "auto": [],
+        "set": ["--set", "mix=0.3"],
+        "once": ["--no-search"],
+    }.items():
+        done = call("fit", "many.csv", name, *READ, "--model", "slist", *options)
+        assert done.exit_code == 0, done.output
+        assert ("by MRR@20 in the last sessions" in done.output) == (name == "auto")
+        fitted[name] = eq.load(visits / name)
+    assert fitted["auto"].l2 == "auto"
+    assert fitted["auto"].chosen_["l2"] > 0
+    assert fitted["set"].settings() == eq.SLIST(mix=0.3).settings()
+    assert fitted["once"].settings() == eq.SLIST().settings()
+
+
 def test_recommend_takes_a_session_with_its_order_and_repeats(visits: Path) -> None:
     done = call("recommend", "model", "--session", "tea,milk,tea", "-k", 3, "--json")
     assert done.exit_code == 0, done.output
@@ -276,3 +296,18 @@ def test_ids_of_64_bits_are_text_in_json(run: Run, answer: Answer, tmp_path: Pat
     ids += [document["item"], *document["sources"]]
     assert len(ids) > 6
     assert set(ids) <= {str(first + n) for n in range(4)}
+
+
+def test_vectors_writes_those_of_the_model(
+    model: Any, tmp_path: Path, run: Run, answer: Answer
+) -> None:
+    document = answer("vectors", "model", tmp_path / "vectors", "--rank", 3)
+    expected = model.vectors(rank=3)
+    for name in ("items", "users"):
+        saved = pl.read_parquet(tmp_path / "vectors" / f"{name}.parquet")
+        assert saved.equals(getattr(expected, name))
+        assert document[name] == saved.height
+    assert (document["rank"], document["overlap@20"]) == (3, expected.overlap)
+    shown = run("vectors", "model", tmp_path / "other", "--rank", 3, "--alpha", 0.5).stdout
+    assert "with 3 dimensions" in shown
+    assert "overlap@20 with the lists of the model" in shown

@@ -8,14 +8,15 @@ from tests.cli.conftest import Answer, Run
 
 from equipoise.data.split import Split
 
-READ = ("events.csv", "--labels", "titles.csv")
+READ = ("events.csv", "--catalogue", "titles.csv")
 
 
 def test_report_writes_a_page_and_tells_what_it_says(run: Run, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = run("report", *READ, "--out", page, "-k", 3, "--sample", 2, "--title", "My shop")
     assert done.exit_code == 0, done.output
-    assert "NDCG@3 over all items" in done.stdout
+    assert done.stdout.startswith("After the last event expect NDCG@20 0.")
+    assert "On items hidden at random instead, NDCG@3 over all items" in done.stdout
     assert str(page) in done.stdout
     text = page.read_text(encoding="utf-8")
     assert "<h1>My shop</h1>" in text

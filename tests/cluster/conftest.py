@@ -13,7 +13,15 @@ from typing import Any
 
 import pytest
 
-from equipoise.cluster import workers
+from equipoise.cluster import planning, workers
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parts_of_a_file() -> Iterator[None]:
+    """Let every file be a part, however small: then a few small files are several tasks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "FILE_ROWS", planning.PART_ROWS)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from tests.models.described import described
 
 import equipoise as eq
 from equipoise.cluster.solving import WorkerSolver
@@ -210,13 +211,19 @@ def test_parts_without_usable_rows_change_nothing(client, tmp_path, options):
     assert is_same(partitioned.gather(), eq.read(folder, **options))
 
 
-def test_labels_are_those_of_the_library(client, tmp_path):
+def test_attributes_are_those_of_the_library(client, tmp_path):
     folder = parts(tmp_path / "data", events(), [300])
-    titles = {item: f"title {item}" for item in range(1, 31)}
-    gathered = eq.cluster.read(folder, client=client, labels=titles).gather()
-    expected = eq.read(folder, labels=titles)
+    titles = {item: f"title {item}" for item in (*range(1, 31), 1000)}
+    data = eq.cluster.read(folder, client=client, catalogue=titles)
+    gathered, expected = data.gather(), eq.read(folder, catalogue=titles)
     assert gathered.notes == expected.notes
-    assert gathered.labels.equals(expected.labels)
+    assert gathered.catalogue.equals(expected.catalogue)
+    assert data.catalogue.equals(expected.catalogue)
+    assert 1000 in gathered.new_items["item"].to_list()
+    assert gathered.new_items.equals(expected.new_items)
+    assert gathered.attributes == expected.attributes
+    assert data.describe().n_new_items == expected.new_items.height
+    assert data.filter(min_item=2).gather().new_items.equals(expected.new_items)
 
 
 def test_a_bad_row_is_named_with_its_file(client, tmp_path):
@@ -235,9 +242,11 @@ def test_a_bad_row_is_named_with_its_file(client, tmp_path):
 
 def test_parts_with_different_columns_are_refused(client, tmp_path):
     folder = parts(tmp_path / "data", events(), [300])
-    events().rename({"amount": "price"}).write_parquet(folder / "part-01.parquet")
+    events().rename({"event": "kind"}).write_parquet(folder / "part-01.parquet")
     with pytest.raises(eq.DataError, match="parts need one schema"):
         eq.cluster.read(folder, client=client)
+    partitioned = eq.cluster.read(folder, client=client, type=False)  # then it is not used
+    assert is_same(partitioned.gather(), eq.read(folder, type=False))
 
 
 def test_parts_with_different_time_units_are_refused(client, tmp_path):
@@ -305,6 +314,45 @@ def test_a_fit_over_the_workers_solves_the_same_system(data, local, tile_rows, m
     assert fitted.recommend("u001", k=5).items == expected.recommend("u001", k=5).items
 
 
+@pytest.mark.parametrize("engine", ["auto", "neighbourhood"])
+def test_features_of_items_take_part_in_a_fit_over_the_workers(data, engine):
+    local = described()
+    kind = "nearest" if engine == "neighbourhood" else "both"
+    features = eq.Features(
+        strength=2.0, map=kind, rarity=1.0, mu=1.0, share=0.3, neighbours=5, scale=1.0
+    )
+    model = eq.EASE(l2=5.0, dropout=0.3, features=features)
+    options = {"engine": engine, "neighbours": 39} if engine == "neighbourhood" else {}
+    fitted = eq.cluster.fit(
+        model.clone(), local, where="workers", client=data.client, dtype="float64", **options
+    )
+    alone = model.fit(local, dtype="float64", **options)
+    new = {"item": ["n1"], "themes": [["sun", "rain"]]}
+    scores, expected = (m.add_items(new).score(local) for m in (fitted, alone))
+    # the columns of features are made in float32
+    np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("where", ["here", "workers"])
+def test_a_model_with_a_trend_is_fitted_and_ranks_as_on_one_machine(data, local, tmp_path, where):
+    trend = eq.Trend(half_life="200d", power=0.6, share=0.4)
+    signals = eq.Signals(decay="300d", history_decay="90d")
+    model = eq.EASE(l2=5.0, trend=trend, signals=signals)
+    fitted = eq.cluster.fit(model, data, where=where, dtype="float64")
+    alone = eq.EASE(l2=5.0, trend=trend, signals=signals).fit(local, dtype="float64")
+    np.testing.assert_array_equal(fitted.trend_.counts, alone.trend_.counts)
+    np.testing.assert_allclose(fitted.score(local), alone.score(local), rtol=1e-9, atol=1e-12)
+    if where == "workers":
+        return
+    split = eq.split.time_cut(local, valid=0)
+    judged = eq.EASE(l2=5.0, trend=trend, signals=signals).fit(split.train)
+    result = eq.cluster.evaluate(judged, split.test, client=data.client, bootstrap=0)
+    assert result.values == eq.evaluate(judged, split.test, bootstrap=0).values
+    eq.cluster.recommend_to(alone, tmp_path / "lists", k=5, client=data.client, reasons=2)
+    lists = pl.read_parquet(tmp_path / "lists" / "*.parquet")
+    assert lists.equals(alone.recommend(local.users, k=5, reasons=2).to_frame(details=True))
+
+
 @pytest.mark.parametrize(
     ("neighbours", "weights"),
     [(4, {}), (12, {"normalizer": eq.DAN(0.2, 0.3)}), (200, {"normalizer": eq.UserNorm(0.5)})],
@@ -317,7 +365,8 @@ def test_neighbourhoods_over_the_workers_are_those_of_one_machine(
     monkeypatch.setattr("equipoise.cluster.neighbours.STRIP_ENTRIES", 60)
     model = eq.EASE(l2=5.0, dropout=0.3, **weights)
     options = {"engine": "neighbourhood", "neighbours": neighbours, "dtype": "float64"}
-    fitted, expected = eq.cluster.fit(model, data, **options), model.fit(local, **options)
+    expected = model.fit(local, **options)  # first, so that workers load compiled kernels
+    fitted = eq.cluster.fit(model, data, **options)
     inverse, expected_inverse = fitted.inverse_, expected.inverse_
     assert np.array_equal(inverse.indptr, expected_inverse.indptr)
     assert np.array_equal(inverse.indices, expected_inverse.indices)
@@ -455,8 +504,8 @@ def test_histories_and_targets_of_two_folders_are_evaluated(client, local, tmp_p
         folder = parts(tmp_path / name, frame, [20])
         pair.append(eq.cluster.read(folder, client=client, block_rows=17))
     assert len(pair[0].blocks) > len(pair[1].blocks) > 1
-    history = split.test.history.with_items(pair[0].items, unknown="skip")
-    target = split.test.target.with_items(pair[1].items, unknown="skip")
+    history = split.test.history.with_items(pair[0].items, unknown_items="skip")
+    target = split.test.target.with_items(pair[1].items, unknown_items="skip")
     expected = eq.evaluate(model, (history, target), 5)
     result = eq.cluster.evaluate(model, tuple(pair), 5)
     assert result.table.equals(expected.table)
@@ -673,7 +722,7 @@ def test_data_of_a_closed_client_raise_a_clear_error(client, tmp_path):
 def test_a_killed_worker_does_not_change_the_data(client, fault, tmp_path):
     """The quick case of test_faults.py; tests that need two workers come before it."""
     folder = parts(tmp_path / "data", events(60), [30])
-    with fault("cut_part", 1, tmp_path / "died"):
+    with fault("cut_run", 1, tmp_path / "died"):
         gathered = eq.cluster.read(folder, client=client, block_rows=20).gather()
     assert (tmp_path / "died").exists()
     assert is_same(gathered, eq.read(folder))

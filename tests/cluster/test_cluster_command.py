@@ -72,7 +72,7 @@ def test_a_fit_by_the_workers_takes_no_option_that_it_would_ignore(shop, there, 
     large = ("fit", shop / "events", tmp_path / "model", "--memory", "1000", *there)
     near = (*large[:3], "--l2", 5, "--engine", "neighbourhood", *there)
     for call, word in (
-        ((*large, "--trials", 3), "--prefer, --trials and --budget"),
+        ((*large, "--trials", 3), "--folds, --prefer, --trials and --budget"),
         ((*large, "--l2", 5, "--threads", 1), "does not support --threads"),
         ((*near, "--refine"), "does not support --refine"),
         ((*near, "--memory", "6GB"), "does not support --memory"),

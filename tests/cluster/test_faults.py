@@ -90,7 +90,7 @@ def recommend_to(client: Any, _: Path, model: Path, out: Path) -> Any:
 
 
 PHASES = [
-    (read, "cut_part", 1),
+    (read, "cut_run", 1),
     (exact, "update_tile", 4),
     (neighbourhood, "solve_targets", 9),
     (tune, "solve_point", 2),
@@ -175,7 +175,9 @@ def test_a_cluster_without_workers_raises_a_clear_error(folder, tmp_path, monkey
             time.sleep(0.05)
         monkeypatch.setattr(workers, "TIMEOUT", 0.1)
         monkeypatch.setattr(workers, "NO_WORKER_TIMEOUT", 0.2)
-        with pytest.raises(eq.ClusterError, match=r"no worker for 0\.2 s; read the logs"):
+        with pytest.raises(
+            eq.ClusterError, match=r"for 0\.2 s the cluster has no worker; read the logs"
+        ):
             eq.cluster.read(folder, client=client)
         assert "the cluster has no worker" in caplog.text
 

@@ -181,7 +181,7 @@ def test_plain_pairs_have_no_events() -> None:
     assert eq.read([("a", "x"), ("b", "y")]).events is None
     repeated = eq.read([("a", "x"), ("b", "y"), ("a", "x")])
     assert repeated.events.n_events == 3
-    assert repeated.sequences is None  # rows of a table without times are in no order
+    assert repeated._sequences is None  # rows of a table without times are in no order
     assert repeated.matrix.data.tolist() == [1, 1]
 
 
@@ -196,7 +196,7 @@ def test_returns_are_taken_off_and_kept() -> None:
     assert any("3 rows with a negative weight are returns" in note for note in data.notes)
     assert any("2 pairs are left with nothing" in note for note in data.notes)
     # before the return the purchase counts
-    before = data.only_events(data.events.times < 3)
+    before = data._only_events(data.events.times < 3)
     assert before.to_frame().rows()[0] == ("a", "x", 2.0, 1.0)
 
 

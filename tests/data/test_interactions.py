@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.data import storage
+from equipoise.data.catalogue import Catalogue
 from equipoise.data.events import Events
 from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, FileFormatError, SettingError, UnknownIdError
@@ -39,7 +40,7 @@ def sessions() -> Interactions:
         [10, 20, 30],
         list("abcd"),
         times=[13, 12, 14, 22, 21, 33, 31],
-        labels=pl.DataFrame({"title": ["Apple", "Bean", "Corn", None]}),
+        catalogue=pl.DataFrame({"title": ["Apple", "Bean", "Corn", None]}),
         events=items,
         notes=["made by hand"],
     )
@@ -54,8 +55,8 @@ def pairs(data: Interactions) -> dict[tuple[object, object], tuple[float, float 
 
 
 def titles(data: Interactions) -> dict[object, str | None]:
-    assert data.labels is not None
-    return dict(zip(data.items, data.labels["title"], strict=True))
+    assert data.catalogue is not None
+    return dict(zip(data.items, data.catalogue["title"], strict=True))
 
 
 def test_counts_and_sizes_are_those_of_the_matrix(toy: Interactions) -> None:
@@ -74,7 +75,7 @@ def test_ids_default_to_positions() -> None:
     ("changes", "reason"),
     [
         ({"users": ["a"]}, "1 user ids for 2 users"),
-        ({"labels": pl.DataFrame({"title": ["x"]})}, "labels has 1 rows for 3 items"),
+        ({"catalogue": pl.DataFrame({"title": ["x"]})}, "the catalogue has 1 rows for 3 items"),
         ({"events": Events(np.int32([0]), np.array([0, 1]))}, "has 1 rows for 2 users"),
         ({"events": Events(np.int32([3]), np.array([0, 1, 1]))}, "positions from 0 to 2"),
     ],
@@ -152,9 +153,9 @@ def test_with_items_moves_columns_and_leaves_gaps_for_new_ones() -> None:
     assert data.with_items(data.item_index) is data
     with pytest.raises(UnknownIdError, match="unknown item 'c'"):
         data.with_items(["b"])
-    assert data.with_items(["b"], unknown="skip").history(20) == ["b"]
-    with pytest.raises(SettingError, match="unknown must be"):
-        data.with_items(["b"], unknown="drop")
+    assert data.with_items(["b"], unknown_items="skip").history(20) == ["b"]
+    with pytest.raises(SettingError, match="unknown_items must be"):
+        data.with_items(["b"], unknown_items="drop")
 
 
 @given(st.data())
@@ -230,7 +231,7 @@ def test_a_text_in_place_of_ids_is_one_id() -> None:
     data = Interactions(np.ones((3, 3)), ["a", "b", "ab"], ["a", "b", "ab"])
     assert data.select(users="ab").users.tolist() == ["ab"]
     assert data.select(items="ab").items.tolist() == ["ab"]
-    assert data.with_items("ab", unknown="skip").items.tolist() == ["ab"]
+    assert data.with_items("ab", unknown_items="skip").items.tolist() == ["ab"]
 
 
 def build(content: Cells) -> Interactions:
@@ -338,22 +339,24 @@ def test_data_put_together_have_ids_of_the_kind_of_the_first() -> None:
     assert text.union(nothing).fingerprint == text.fingerprint
 
 
-def test_union_joins_labels_and_the_other_wins() -> None:
-    one = Interactions([[1, 1]], [1], ["a", "b"], labels=pl.DataFrame({"t": ["A", None]}))
+def test_union_joins_attributes_and_the_other_wins() -> None:
+    one = Interactions([[1, 1]], [1], ["a", "b"], catalogue=pl.DataFrame({"t": ["A", None]}))
     two = Interactions(
-        [[1, 1]], [1], ["c", "a"], labels=pl.DataFrame({"t": ["C", "AA"], "year": [3, 1]})
+        [[1, 1]], [1], ["c", "a"], catalogue=pl.DataFrame({"t": ["C", "AA"], "year": [3, 1]})
     )
-    labels = one.union(two).labels
-    assert labels is not None
-    assert labels.rows() == [("AA", 1), (None, None), ("C", 3)]
+    catalogue = one.union(two).catalogue
+    assert catalogue is not None
+    assert catalogue.rows() == [("AA", 1), (None, None), ("C", 3)]
     plain = Interactions([[1]], [1], ["z"])
-    after, before = one.union(plain).labels, plain.union(one).labels
+    after, before = one.union(plain).catalogue, plain.union(one).catalogue
     assert after is not None
     assert before is not None
     assert after["t"].to_list() == ["A", None, None]
     assert before["t"].to_list() == [None, "A", None]
-    odd = Interactions([[1]], [1], ["a"], labels=pl.DataFrame({"t": [7]}))
-    with pytest.raises(DataError, match="label column 't' is String on one side and Int64"):
+    odd = Interactions([[1]], [1], ["a"], catalogue=pl.DataFrame({"t": [7]}))
+    with pytest.raises(
+        DataError, match="column 't' of the catalogue is String on one side and Int64"
+    ):
         one.union(odd)
 
 
@@ -374,7 +377,7 @@ def test_union_says_when_times_or_the_order_are_lost() -> None:
     timed = Interactions([[1]], times=[5], events=events, notes=["first"])
     both = timed.union(Interactions([[1]], notes=["second"]))
     assert both.times is None
-    assert both.sequences is None
+    assert both._sequences is None
     assert both.notes == (
         "first",
         "second",
@@ -383,63 +386,16 @@ def test_union_says_when_times_or_the_order_are_lost() -> None:
     )
 
 
-@pytest.mark.parametrize("ratio", [0.0, 0.05, 0.3, 1.0])
-def test_noise_replaces_exactly_its_share_by_unobserved_pairs(
-    synthetic: Interactions, ratio: float
-) -> None:
-    noisy = synthetic.with_noise(ratio, seed=3)
-    before = set(synthetic.to_frame().select("user", "item").iter_rows())
-    after = set(noisy.to_frame().select("user", "item").iter_rows())
-    assert len(after) == len(before) == noisy.n_interactions
-    assert len(after - before) == round(ratio * len(before))
-    assert noisy.matrix.shape == synthetic.matrix.shape
-    assert (noisy.matrix.data == 1).all()
-    assert f"({ratio:.0%}) replaced by unobserved ones" in noisy.notes[-1]
-
-
-def test_noise_follows_its_seed_alone(synthetic: Interactions) -> None:
-    first = synthetic.with_noise(0.2, seed=1)
-    np.random.default_rng(5).random(3)
-    assert synthetic.with_noise(0.2, seed=1).fingerprint == first.fingerprint
-    assert synthetic.with_noise(0.2, seed=2).fingerprint != first.fingerprint
-
-
-def test_noise_is_drawn_evenly_over_the_free_cells() -> None:
-    data = Interactions(np.eye(4, 5))
-    total = sum(data.with_noise(0.5, seed=seed).matrix.toarray() for seed in range(600))
-    free = total[data.matrix.toarray() == 0]
-    # 2 of 16 free cells in each of 600 draws: 75 each, standard deviation 8.1; 5 of these.
-    assert free.min() > 75 - 41
-    assert free.max() < 75 + 41
-
-
-def test_noise_works_on_a_nearly_full_matrix_and_says_when_it_cannot() -> None:
-    data = Interactions(1 - np.eye(4))
-    assert data.with_noise(1 / 3).matrix.diagonal().tolist() == [1, 1, 1, 1]
-    with pytest.raises(DataError, match="5 pairs cannot be replaced: fewer are unobserved"):
-        data.with_noise(5 / 12)
-    assert Interactions(np.zeros((0, 3))).with_noise(0.5).n_interactions == 0
-
-
-@pytest.mark.parametrize(
-    ("ratio", "seed", "reason"),
-    [(ratio, 0, "ratio must") for ratio in (-0.1, 1.1, float("nan"))]
-    + [(0.1, seed, "seed must be a whole number >= 0") for seed in (-1, 1.5, "a", None, True)],
-)
-def test_noise_refuses_other_ratios_and_seeds(
-    toy: Interactions, ratio: float, seed: Any, reason: str
-) -> None:
-    with pytest.raises(SettingError, match=reason):
-        toy.with_noise(ratio, seed)
-
-
 def everything() -> Interactions:
     return Interactions(
         np.array([[1, 0.5, 0], [0, 0, 2]]),
         ["ann", "Zoë\n"],
         [2**60, -7, 0],
         times=[1.5, 2.5, -3],
-        labels=pl.DataFrame({"title": ["a", None, "c"], "year": [1990, 1991, None]}),
+        catalogue=Catalogue(
+            pl.DataFrame({"title": ["a", None, "c"], "year": [1990, 1991, None]}),
+            pl.DataFrame({"item": [5], "title": ["new"], "year": [1992]}),
+        ),
         events=Events(np.int32([1, 0, 1, 2]), np.array([0, 3, 4])),
         notes=["one", "two"],
     )
@@ -453,8 +409,10 @@ def test_everything_survives_a_round_trip(tmp_path: Path) -> None:
     assert back.users.tolist() == ["ann", "Zoë\n"]
     assert back.items.tolist() == [2**60, -7, 0]
     assert back.notes == data.notes
-    assert back.labels is not None
-    assert back.labels.equals(data.labels)
+    assert back.catalogue is not None
+    assert back.catalogue.equals(data.catalogue)
+    assert back.new_items is not None
+    assert back.new_items.equals(data.new_items)
     assert back.history("ann") == [-7, 2**60, -7]
     assert back.times is not None
     assert back.times.tolist() == [1.5, 2.5, -3]
@@ -477,7 +435,7 @@ def test_ids_survive_a_round_trip(
     assert back.fingerprint == data.fingerprint
 
 
-def test_negative_values_survive_a_round_trip_a_union_and_noise(tmp_path: Path) -> None:
+def test_negative_values_survive_a_round_trip_and_a_union(tmp_path: Path) -> None:
     data = Interactions([[1, -1, 0], [0, 2, -3]], signed=True)
     data.save(tmp_path)
     back = Interactions.load(tmp_path)
@@ -487,14 +445,13 @@ def test_negative_values_survive_a_round_trip_a_union_and_noise(tmp_path: Path) 
     assert data.union(data).matrix.toarray().tolist() == [[2, -2, 0], [0, 4, -6]]
     replaced = data.union(data, replace=True)
     assert replaced.matrix.toarray().tolist() == data.matrix.toarray().tolist()
-    assert data.with_noise(0.25).n_interactions == 4
 
 
 def test_an_empty_matrix_survives_a_round_trip(tmp_path: Path) -> None:
     Interactions(np.zeros((0, 2)), items=["a", "b"]).save(tmp_path)
     back = Interactions.load(tmp_path)
     assert back.matrix.shape == (0, 2)
-    assert (back.times, back.labels, back.sequences) == (None, None, None)
+    assert (back.times, back.catalogue, back._sequences) == (None, None, None)
 
 
 def test_ids_that_no_file_can_hold_are_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -556,6 +513,11 @@ def test_wrong_settings_in_the_manifest_are_refused(
         ("users", pl.DataFrame({"name": ["a", "b"]})),
         ("users", pl.DataFrame({"id": ["a"]})),
         ("labels", pl.DataFrame({"title": ["a"]})),
+        ("new_items", pl.DataFrame({"item": [8], "title": ["Z"]})),
+        ("new_items", pl.DataFrame({"item": [None], "title": ["Z"], "year": [1]})),
+        ("new_items", pl.DataFrame({"item": ["8"], "title": ["Z"], "year": [1]})),
+        ("new_items", pl.DataFrame({"item": [-7], "title": ["Z"], "year": [1]})),
+        ("new_items", pl.DataFrame({"item": [8, 8], "title": ["Z", "Z"], "year": [1, 1]})),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -581,3 +543,13 @@ def test_a_missing_file_is_refused(tmp_path: Path, name: str) -> None:
     tampered(tmp_path, lambda manifest: manifest["files"].pop(name))
     with pytest.raises(FileFormatError, match=f"has no (array|table) '{name}'"):
         Interactions.load(tmp_path)
+
+
+def test_data_take_another_catalogue(toy: Interactions) -> None:
+    frame = pl.DataFrame({"code": ["milk", "tea"], "name": ["Milk", "Tea"], "title": ["M", "T"]})
+    data = toy.with_catalogue(frame, id="code", title="name")
+    assert data.catalogue is not None
+    assert data.catalogue.columns == ["name", "title"]
+    assert [data.label(item) for item in ("tea", "milk")] == ["Tea", "Milk"]
+    assert data.fingerprint == toy.fingerprint
+    assert toy.catalogue is None

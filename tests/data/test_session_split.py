@@ -94,12 +94,12 @@ def test_the_seed_alone_decides() -> None:
     assert eq.split.sessions(data, seed=2).fingerprint == first.fingerprint
     assert eq.split.sessions(data, seed=3).fingerprint != first.fingerprint
     assert (first.train.n_users, first.test.n_users) == (48, 12)
-    assert repr(first).splitlines()[-1] == "  test 12 steps, 18 known, 12 to find"
+    assert repr(first).splitlines()[-1] == "  test 12 steps, 18 history items, 12 held out"
 
 
-def test_labels_are_carried_along() -> None:
-    labels = pl.DataFrame({"title": [f"Title {n}" for n in range(7)]})
-    data = build([[n % 7, (n + 1) % 7] for n in range(20)], labels=labels)
+def test_attributes_are_carried_along() -> None:
+    catalogue = pl.DataFrame({"title": [f"Title {n}" for n in range(7)]})
+    data = build([[n % 7, (n + 1) % 7] for n in range(20)], catalogue=catalogue)
     split = eq.split.sessions(data)
     assert split.test.history.label("i3") == "Title 3"
     assert split.test.target.label("i3") == "Title 3"

@@ -15,6 +15,7 @@ import equipoise as eq
 from equipoise.data.interactions import Interactions
 from equipoise.data.signals import Signals
 from equipoise.errors import DataError, SettingError
+from equipoise.ranking.ranker import score
 
 TINY = float(np.finfo(np.float32).eps)
 DAY = 86400.0
@@ -172,10 +173,12 @@ MODELS: list[Any] = [
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
 def test_a_model_is_fitted_on_its_signals_and_saved_with_them(model: Any, tmp_path: Path) -> None:
     data = random_shop(np.random.default_rng(0))
-    model = model.vary({})
+    model = model._vary({})
     model.fit(data)
     weighed = model.signals.apply(data)
-    plain = model.vary({"signals": None}).fit(Interactions(weighed.matrix, data.users, data.items))
+    plain = model._vary({"signals": None}).fit(
+        Interactions(weighed.matrix, data.users, data.items)
+    )
     assert model.data_ is data
     assert model.data_fingerprint_ == data.fingerprint
     if not isinstance(model, (eq.Popularity, eq.ItemKNN)):  # these count users without signals
@@ -273,3 +276,107 @@ def test_uneven_weights_are_worth_a_word(caplog: pytest.LogCaptureFixture) -> No
         assert "count as they are" not in caplog.text
         eq.EASE(l2=1.0).fit(data)
     assert "weights of pairs go up to 500 and count as they are" in caplog.text
+
+
+AGED = [
+    *(("ann", "tea", 1.0, 0 * DAY), ("ann", "jam", 1.0, 30 * DAY), ("ann", "oil", 1.0, 40 * DAY)),
+    *(
+        ("bob", "tea", 1.0, 10 * DAY),
+        ("bob", "oil", 1.0, 70 * DAY),
+        ("bob", "rice", 1.0, 70 * DAY),
+    ),
+    *(("cleo", "jam", 2.0, 20 * DAY), ("cleo", "rice", 1.0, 90 * DAY)),
+    *(
+        ("dan", "milk", 1.0, 60 * DAY),
+        ("dan", "tea", 1.0, 62 * DAY),
+        ("dan", "jam", 1.0, 63 * DAY),
+    ),
+]
+
+
+@pytest.mark.parametrize("decay", [None, "20d"])
+def test_histories_have_an_age_of_their_own(decay: str | None) -> None:
+    data = eq.read(AGED)
+    signals = Signals(decay=decay, floor=0.3, history_decay="10d")
+    model = eq.EASE(l2=1.0, signals=signals).fit(data, dtype="float64")
+    as_trained = eq.EASE(l2=1.0, signals=Signals(decay=decay, floor=0.3))
+    as_trained.fit(data, dtype="float64")
+    # training is the same
+    np.testing.assert_array_equal(model.weights_, as_trained.weights_)
+    # ann's last event is at day 40, whoever has the last event of all; there is no floor
+    weights = dict(zip(data.items.tolist(), np.zeros(data.n_items), strict=True))
+    weights |= {"tea": 2.0**-4, "jam": 2.0**-1, "oil": 1.0}
+    expected = np.array([weights[item] for item in data.items.tolist()]) @ model.weights_
+    np.testing.assert_allclose(model.score(["ann"])[0], expected, rtol=1e-6)
+    # ... for known users and data alike
+    ann = data.select(users=["ann"])
+    np.testing.assert_array_equal(model.score(["ann"]), model.score(ann))
+    assert model.recommend(data.users.tolist(), k=2).items == model.recommend(data, k=2).items
+    # items without times are as old as one another
+    bare = model.score([["tea", "jam"]])[0]
+    places = model.item_index_.positions(["tea", "jam"])
+    np.testing.assert_allclose(bare, model.weights_[places].sum(axis=0), rtol=1e-6)
+
+
+def test_a_history_without_age_ignores_the_decay_of_training() -> None:
+    data = eq.read(AGED)
+    signals = Signals(decay="20d", floor=0.0, history_decay=None)
+    model = eq.EASE(l2=1.0, signals=signals).fit(data, dtype="float64")
+    places = model.item_index_.positions(data.history("ann"))
+    np.testing.assert_allclose(
+        model.score(["ann"])[0], model.weights_[places].sum(axis=0), rtol=1e-6
+    )
+
+
+def test_very_old_items_stay_in_the_history() -> None:
+    data = eq.read(AGED)
+    for signals in (
+        Signals(history_decay="1s"),
+        Signals(decay="1s", floor=0.0),
+        Signals(decay="1s", floor=0.0, history_decay="1s", transform="sum"),
+    ):
+        model = eq.ItemKNN(signals=signals).fit(data)
+        lists = model.recommend(["ann"], k=10)
+        assert not set(lists.items[0]) & set(data.history("ann"))
+        assert set(model.explain("ann", "rice").sources) == set(data.history("ann"))
+
+
+def test_histories_are_aged_in_evaluation_files_and_other_models(tmp_path: Path) -> None:
+    data = eq.read(AGED)
+    aged = Signals(decay="20d", history_decay="5d")
+    models = [
+        eq.EASE(l2=1.0, signals=aged),
+        eq.ItemKNN(neighbours=3, signals=aged),
+        eq.GFCF(n_factors=2, signals=aged),
+    ]
+    for model in models:
+        model.fit(data)
+        rows = model._weigh(data).toarray()
+        terms = model._terms()
+        np.testing.assert_array_equal(model.score(data), score(terms, model._weigh(data)))
+        assert rows.max(axis=1) == pytest.approx(1.0)
+        model.save(tmp_path / model.label)
+        again = eq.load(tmp_path / model.label)
+        assert again.signals == aged
+        np.testing.assert_array_equal(again.score(data.users), model.score(data))
+
+
+def test_a_solve_is_shared_by_histories_of_any_age() -> None:
+    data = eq.read(AGED)
+    model = eq.EASE(l2=1.0, signals=Signals(decay="20d")).fit(data)
+    for age in (None, "3d", "decay"):
+        other = eq.EASE(l2=1.0, signals=Signals(decay="20d", history_decay=age))
+        fitted = other.clone().fit(data)
+        np.testing.assert_array_equal(other.reuse(model).score(data), fitted.score(data))
+        assert other.signals.same_training(model.signals)
+    assert not Signals(decay="3d").same_training(Signals(decay="20d"))
+    with pytest.raises(SettingError, match="reuse needs the same signals"):
+        eq.EASE(l2=1.0, signals=Signals(decay="3d")).reuse(model)
+    with pytest.raises(SettingError, match="reuse needs the same signals"):
+        eq.EASE(l2=1.0, signals=Signals(history_decay="3d")).reuse(model)
+
+
+@pytest.mark.parametrize("age", ["soon", 0, -3, True])
+def test_an_age_that_is_no_period_is_refused(age: Any) -> None:
+    with pytest.raises(SettingError, match="history_decay must"):
+        Signals(history_decay=age)

@@ -27,7 +27,7 @@ def labelled(rows: int = 20) -> Interactions:
         dense,
         [f"s{n}" for n in range(rows)],
         times=np.arange(3 * rows) % 3 * rows + np.arange(3 * rows) // 3,
-        labels=pl.DataFrame({"title": list("abcd")}),
+        catalogue=pl.DataFrame({"title": list("abcd")}),
         events=Events(events.ravel(), np.arange(0, 3 * rows + 1, 3)),
         notes=["made by hand"],
     )
@@ -63,7 +63,7 @@ def test_a_split_without_valid_survives_a_round_trip(tmp_path: Path) -> None:
     split = eq.split.weak(Interactions(np.ones((5, 5))))
     split.save(tmp_path)
     assert Split.load(tmp_path).valid is None
-    assert Split.load(tmp_path).train.labels is None
+    assert Split.load(tmp_path).train.catalogue is None
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_the_repr_tells_sizes_and_notes() -> None:
     assert repr(split).splitlines() == [
         "Split: weak, seed 0",
         "  train 3 users x 5 items, 12 interactions (density 80%)",
-        "  test 3 users, 12 known, 3 to find",
+        "  test 3 users, 12 history items, 3 held out",
         "  note: this split ignores time: training may hold events later than those to be found",
     ]
-    assert repr(split.test) == "Part test: 3 users, 12 known, 3 to find"
+    assert repr(split.test) == "Part test: 3 users, 12 history items, 3 held out"
 
 
 def test_fingerprints_tell_parts_apart(synthetic: Interactions) -> None:
@@ -168,7 +168,7 @@ def test_published_parts_on_unknown_items_are_an_error_or_skipped() -> None:
         test=(history, target),
         valid=(history, target),
         protocol="strong",
-        unknown="skip",
+        unknown_items="skip",
     )
     assert split.notes == (
         "1 pair of valid left out: train lacks the item",
@@ -201,7 +201,7 @@ def purchases(n_users: int = 60, *, weighted: bool = True) -> Interactions:
     names = ["user", "item", "weight", "time"] if weighted else ["user", "item", "time"]
     frame = pl.DataFrame(dict(zip(("user", "item", "weight", "time"), columns, strict=True)))
     titles = pl.DataFrame({"item": sorted(set(columns[1]))}).with_columns(title=pl.col("item"))
-    return eq.read(frame.select(names), labels=titles)
+    return eq.read(frame.select(names), catalogue=titles)
 
 
 def event_rows(data: Interactions) -> list[tuple[Any, ...]]:

@@ -17,6 +17,7 @@ from hypothesis.extra.numpy import arrays
 
 from equipoise.data import statistics
 from equipoise.data.interactions import Interactions
+from equipoise.data.readers import read
 from equipoise.data.statistics import Statistics, describe, gini, homophily, sampled_homophily
 from equipoise.errors import SettingError
 from equipoise.runtime.machine import limited
@@ -151,7 +152,18 @@ def test_popularity_curve_is_concave_from_nothing_to_everything(synthetic: Inter
 
 def test_empty_data_can_be_described() -> None:
     stats = describe(Interactions(sp.csr_array((0, 0))))
-    assert stats.to_frame().select(pl.exclude("delta")).row(0) == (0,) * 16
+    assert stats.to_frame().select(pl.exclude("delta")).row(0) == (0,) * 17
+
+
+def test_describe_knows_attributes_and_new_items() -> None:
+    table = {"item": ["tea", "rum"], "title": ["Tea", "Rum"], "price": [1.5, 9.0]}
+    stats = describe(read([("ann", "tea"), ("bob", "tea")], catalogue=table))
+    assert stats.n_new_items == 1
+    assert stats.attributes == {"title": "text", "price": "number"}
+    assert "  attributes      title (text), price (number)\n" in str(stats)
+    assert str(stats).endswith("  new items       1 of the catalogue without events")
+    assert stats.to_dict()["attributes"] == stats.attributes
+    assert "attributes" not in stats.to_frame().columns
 
 
 def test_frames_of_several_data_sets_stack(toy: Interactions, synthetic: Interactions) -> None:

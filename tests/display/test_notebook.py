@@ -52,7 +52,7 @@ class Shown(HTMLParser):
 def data() -> eq.Interactions:
     draws = np.random.default_rng(0).random((120, 15)) < np.linspace(0.6, 0.1, 15)
     labels = pl.DataFrame({"title": [f"{EVIL} {item}" for item in range(15)]})
-    return eq.Interactions(draws, users=[f"{EVIL}{u}" for u in range(120)], labels=labels)
+    return eq.Interactions(draws, users=[f"{EVIL}{u}" for u in range(120)], catalogue=labels)
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,9 @@ def test_popular_items_say_so_and_have_no_score(data: eq.Interactions) -> None:
 
 def test_a_search_shows_its_choice_and_its_frontier(tuned: eq.Tuned) -> None:
     shown = Shown(tuned)
-    assert shown.tags.count("circle") >= tuned.trials.height
+    assert shown.tags.count("tr") == 2 + len(tuned.best) + tuned.frontier.height
+    for value in tuned.frontier["tail_ndcg@5"]:
+        assert f"{value:.4g}" in shown.text
     assert tuned.model.summary() in shown.text
     assert f"{tuned.best['ndcg@5']:.4f}" in shown.text
     assert "4 settings from 2 solves" in shown.text
@@ -158,7 +160,7 @@ def test_an_explanation_has_titles_with_ids_behind_them(data: eq.Interactions) -
     model = eq.EASE(l2=5, dropout=0).fit(data)
     history, item = data.items[:2].tolist(), data.items[3]
     shown = model.explain(history, item)
-    names = dict(zip(data.items.tolist(), data.labels.to_series(0), strict=True))  # type: ignore[union-attr]
+    names = dict(zip(data.items.tolist(), data.catalogue.to_series(0), strict=True))  # type: ignore[union-attr]
     assert shown.title == names[item]
     page = shown._repr_html_()
     for item in history:
@@ -168,9 +170,9 @@ def test_an_explanation_has_titles_with_ids_behind_them(data: eq.Interactions) -
 def test_similar_items_are_titled_with_what_they_are_like(data: eq.Interactions) -> None:
     model = eq.EASE(l2=5, dropout=0).fit(data)
     similar = model.similar(data.items[:2].tolist(), k=3)
-    titles = data.labels.to_series(0)[:2].to_list()  # type: ignore[union-attr]
+    titles = data.catalogue.to_series(0)[:2].to_list()  # type: ignore[union-attr]
     assert similar.names == titles
-    assert "<th>item</th>" in similar._repr_html_()
+    assert ">item</th>" in similar._repr_html_()
     assert model.recommend([[0]], k=3).names is None
 
 
@@ -241,3 +243,24 @@ def test_a_search_tells_no_time_left_after_one_solve(split: eq.Split) -> None:
     seen: list[Any] = []
     eq.tune(eq.EASE, split, grid={"l2": [5, 50, 500]}, progress=seen.append)
     assert [state.left is None for state in seen] == [True, False, False]
+
+
+def test_plans_statistics_and_models_are_tables() -> None:
+    data = eq.Interactions(np.random.default_rng(0).random((40, 8)) < 0.4)
+    plan, statistics = eq.plan(data)._repr_html_(), eq.describe(data)._repr_html_()
+    assert "dense" in plan
+    assert "fits" in plan
+    assert plan.count("<tr>") >= 6
+    assert "homophily" in statistics
+    assert f"{data.n_users:,}" in statistics
+    model = eq.EASE(l2=20.0, normalizer=eq.DAN(0.2, 0.3))
+    assert "no data yet" in model._repr_html_()
+    fitted = model.fit(data)._repr_html_()
+    assert "DAN(alpha=0.2, beta=0.3)" in fitted
+    assert "40 users" in fitted
+
+
+def test_text_is_aligned_to_the_left_and_numbers_to_the_right() -> None:
+    html = notebook.table(["item", "score"], [["tea", 0.5]])
+    assert html.count("text-align:left") == 2
+    assert html.count("text-align:right") == 2

@@ -191,7 +191,7 @@ def compare_odd(results, **changes):
             ("correction", 3, {"correction": "fdr"}, "correction must be 'holm', .*, got 'fdr'"),
             ("test", 3, {"test": "z"}, "test must be 'permutation' or 't', got 'z'"),
             ("pairs", 3, {"pairs": "some"}, "pairs must be 'first' or 'all'"),
-            ("resamples", 3, {"resamples": 0}, "resamples must be a whole number >= 1"),
+            ("resamples", 3, {"resamples": 0}, "resamples must"),
         )
     ],
 )

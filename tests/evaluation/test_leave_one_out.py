@@ -71,7 +71,7 @@ def refitted(
     else:
         remaining = X.copy()
         remaining[user] = history.matrix.toarray()[0]
-    again = model.vary({}).fit(eq.Interactions(remaining), dtype="float64")
+    again = model._vary({}).fit(eq.Interactions(remaining), dtype="float64")
     return np.asarray(again.score(eq.Interactions(history.matrix))[0])
 
 
@@ -204,7 +204,7 @@ def assert_lists_equal_refits(model: Any, data: eq.Interactions, leave: Any, k: 
             remaining = data.rows(np.arange(data.n_users) != user)
         else:
             remaining = data.difference(data.rows([user]).difference(shown.rows([row])))
-        again = model.vary({}).fit(remaining, dtype="float64")
+        again = model._vary({}).fit(remaining, dtype="float64")
         expected = again.rank(shown.rows([row]), k)
         # scores apart by less than rounding may change places
         np.testing.assert_allclose(scores[0, row], expected.scores[0], rtol=1e-8, atol=1e-10)
@@ -269,8 +269,9 @@ def test_signals_that_depend_on_all_users_are_refused() -> None:
     model = eq.EASE(l2=2.0, signals=eq.Signals(transform="bm25")).fit(log())
     with pytest.raises(eq.SettingError, match=r"bm25.*of all users.*evaluate it on a split"):
         eq.leave_one_out(model)
+    bm25 = eq.EASE(signals=eq.Signals(transform="bm25"))
     with pytest.raises(eq.SettingError, match=r"bm25.*of all users"):
-        eq.tune(eq.EASE(signals=eq.Signals(transform="bm25")), log(), trials=1)
+        eq.tune(bm25, log(), trials=1, criterion="leave-one-out")
     companion = eq.EASE(l2=2.0, signals=eq.Signals(transform="bm25"), lowpass=eq.LowPass(rank=3))
     assert companion.fit(log()).lowpass_ is not None  # its strength is found all the same
 
@@ -282,7 +283,7 @@ def test_the_result_is_that_of_refits(toy: eq.Interactions) -> None:
     for user, value in result.per_user.select("user", "ndcg@2").rows():
         place = toy.users.tolist().index(user)
         remaining = toy.rows(np.arange(7) != place)
-        again = model.vary({}).fit(remaining, dtype="float64")
+        again = model._vary({}).fit(remaining, dtype="float64")
         part = left_out(toy, 3, user)
         assert eq.evaluate(again, part, k=2, bootstrap=0)["ndcg@2"] == pytest.approx(value)
 
@@ -400,7 +401,7 @@ def test_what_cannot_be_left_out_is_refused(synthetic: eq.Interactions) -> None:
         eq.leave_one_out(eq.EASE())
     with pytest.raises(eq.SettingError, match="leave must be"):
         eq.leave_one_out(model, leave="item")  # type: ignore[arg-type]
-    with pytest.raises(eq.SettingError, match="history must lie in"):
+    with pytest.raises(eq.SettingError, match="history must"):
         eq.leave_one_out(model, history=1.0)
     foreign = eq.Interactions(np.ones((300, 80)), synthetic.users, synthetic.items)
     with pytest.raises(eq.DataError, match="does not have in the training data"):
@@ -428,7 +429,7 @@ def test_values_that_signals_made_are_left_out(returns: Any) -> None:
     shown = model.data_.rows([7])
     scores = scores_without(model, shown)[0]
     remaining = data.rows(np.arange(data.n_users) != 7)
-    again = model.vary({}).fit(remaining, dtype="float64")
+    again = model._vary({}).fit(remaining, dtype="float64")
     expected = again.score(shown)[0]
     is_new = ~np.isnan(scores)
     assert 0 < is_new.sum() < 12

@@ -277,7 +277,7 @@ def test_names_are_looked_up():
         (look_up, ["ndgc"], r"unknown metric 'ndgc'; did you mean 'ndcg'\?"),
         (look_up, ["ndcg@20"], "write 'ndcg' and give the cut-off as k"),
         (look_up, [], "metrics is empty"),
-        (at_cutoff, "ndgc@20", r"unknown metric 'ndgc@20'; did you mean 'ndcg'\?"),
+        (at_cutoff, "ndgc@20", r"unknown metric 'ndgc'; did you mean 'ndcg'\?"),
         (at_cutoff, "ndcg", "must look like 'ndcg@20', got 'ndcg'"),
         (at_cutoff, "ndcg@0", "must look like 'ndcg@20'"),
         (at_cutoff, None, "must look like 'ndcg@20'"),

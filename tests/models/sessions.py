@@ -22,7 +22,7 @@ def as_data(
     if last_times is None:
         return data
     times = np.repeat(np.asarray(last_times, float), data.user_counts)
-    return Interactions(data.matrix, times=times, events=data.sequences)
+    return Interactions(data.matrix, times=times, events=data._sequences)
 
 
 def drawn(n_sessions: int, n_items: int, seed: int = 0) -> Interactions:
@@ -58,7 +58,7 @@ def by_definition(
         R[:] += weight * np.outer(scaled, target)
 
     for row in range(data.n_users):
-        clicks = data.sequences[row].tolist()
+        clicks = data._sequences[row].tolist()
         if len(clicks) < 2:
             continue
         weight = len(set(clicks)) ** -beta

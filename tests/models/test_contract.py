@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -23,9 +24,9 @@ from equipoise.data.events import Events
 from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, NotFittedError, SettingError, UnknownIdError
 from equipoise.models import Recommender
-from equipoise.models.base import FIT_DEFAULTS
 from equipoise.models.recommendations import write_lists
-from equipoise.models.saving import build, models
+from equipoise.models.saving import build, model_classes
+from equipoise.models.trend import recent_users
 from equipoise.runtime import machine
 
 NORMALIZERS = [
@@ -76,6 +77,8 @@ MODELS: dict[str, Callable[[], Recommender]] = {
     "SLIST": lambda: eq.SLIST(repeats=False, direction="part", dropout=0.3),
     "SLIST auto": lambda: eq.SLIST(repeats=False, l2="auto"),
     "VSKNN": lambda: eq.VSKNN(repeats=False, neighbours=20, sample=60, last_match=True),
+    "STAN": lambda: eq.STAN(repeats=False, neighbours=20, sample=60),
+    "VSTAN": lambda: eq.VSTAN(repeats=False, neighbours=20, sample=60, decay_match=3.0),
     **TRAINED,
 }
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
@@ -130,17 +133,38 @@ def model(name: str, fitted: Callable[[str], Recommender]) -> Recommender:
     return copy.copy(fitted(name))
 
 
+@pytest.fixture(scope="module")
+def timed(data: Interactions) -> Interactions:
+    """The same data with a time for each event, days apart and different for all."""
+    events = data._sequences
+    assert events is not None
+    rng = np.random.default_rng(5)
+    start = np.repeat(rng.random(data.n_users) * 5e6, events.lengths)
+    place = np.arange(events.n_events) - np.repeat(events.offsets[:-1], events.lengths)
+    timed = Events(events.items, events.offsets, start + place * 9e4 + rng.random(len(place)))
+    return data._replace(events=timed)
+
+
+def fit_with_trend(name: str, data: Interactions, trend: eq.Trend | None) -> Recommender:
+    model = MODELS[name]()
+    model.trend = trend
+    model.fit(data, **({"engine": "dual"} if name == "dual" else {}))
+    return model.prune(30) if name == "pruned" else model.halve() if name == "halved" else model
+
+
 def history(data: Interactions, user: str) -> list[Any]:
     """The items of a user, in their order."""
-    clicks = data.sequences[int(data.user_index.position(user))]
+    clicks = data._sequences[int(data.user_index.position(user))]
     items: list[Any] = data.items[clicks].tolist()
     return items
 
 
 def test_the_contract_covers_every_model_of_the_package() -> None:
-    ours = {name for name, kind in models.items() if kind.__module__.startswith("equipoise.")}
+    ours = {
+        name for name, kind in model_classes.items() if kind.__module__.startswith("equipoise.")
+    }
     bases = {"LinearAutoencoder", "GraphFilter", "SessionModel", "SessionRegression"}
-    bases |= {"NeuralModel", "GraphEmbedding"}
+    bases |= {"NeuralModel", "GraphEmbedding", "SessionNeighbours"}
     assert ours - bases == {type(make()).__name__ for make in MODELS.values()}
 
 
@@ -157,7 +181,7 @@ def test_a_model_that_is_not_fitted_says_so(name: str) -> None:
         lambda: model.similar(13),
         lambda: model.save("nowhere"),
         lambda: model.item_index_,
-        lambda: model.terms(),
+        lambda: model._terms(),
     ):
         with pytest.raises(NotFittedError, match="call fit first"):
             ask()
@@ -200,8 +224,9 @@ def test_options_of_fit_that_mean_nothing_to_a_model_are_refused(
     name: str, data: Interactions
 ) -> None:
     model = MODELS[name]()
-    assert set(OTHER) == set(FIT_DEFAULTS)
-    for option in set(OTHER) - model.fit_options:
+    supported = {*inspect.signature(model.fit).parameters} - {"interactions", "threads"}
+    assert supported <= set(OTHER)
+    for option in set(OTHER) - supported:
         with pytest.raises(SettingError, match=rf"does not support {option}; leave it out"):
             model.fit(data, **{option: OTHER[option]})
         assert not hasattr(model, "interactions_")
@@ -307,8 +332,8 @@ def test_unknown_ids_are_named_or_skipped(model: Recommender, data: Interactions
         model.recommend(["u1", "stranger"])
     with pytest.raises(UnknownIdError, match="-5"):
         model.recommend([[*known, -5]])
-    assert model.recommend(["u1", "stranger"], unknown="skip").users == ["u1"]
-    skipped = model.recommend([[*known, -5]], k=3, unknown="skip")
+    assert model.recommend(["u1", "stranger"], unknown_users="skip").users == ["u1"]
+    skipped = model.recommend([[*known, -5]], k=3, unknown_items="skip")
     assert skipped.items == model.recommend(["u1"], k=3).items
 
 
@@ -355,6 +380,46 @@ def test_contributions_add_up_to_the_score_exactly(model: Recommender, data: Int
         assert set(reason.sources) == set(data.history("u9"))
         sizes = np.abs(reason.contributions)
         assert (np.diff(sizes) <= 1e-6 * sizes[0]).all()
+
+
+def test_a_trend_without_weight_changes_no_list(name: str, timed: Interactions) -> None:
+    users = [*timed.users[:40].tolist()]
+    plain = fit_with_trend(name, timed, None)
+    lists = [plain.recommend(users, k=10), plain.recommend([[], []], k=10)]
+    for trend in (eq.Trend(power=0, share=0), eq.Trend(share=0, form="add")):
+        model = fit_with_trend(name, timed, trend)
+        again = [model.recommend(users, k=10), model.recommend([[], []], k=10)]
+        for expected, same in zip(lists, again, strict=True):
+            assert same.items == expected.items
+            for scores, expected_scores in zip(same.scores, expected.scores, strict=True):
+                np.testing.assert_array_equal(scores, expected_scores)
+        np.testing.assert_array_equal(model.score(users), plain.score(users))
+
+
+def test_a_trend_with_all_weight_lists_what_is_popular_lately(
+    name: str, timed: Interactions, tmp_path: Path
+) -> None:
+    trend = eq.Trend(half_life="10d", power=1.0, share=1e6)
+    model = fit_with_trend(name, timed, trend)
+    counts = recent_users(timed, 864000.0)
+    lists = model.recommend(timed.users[:20], k=80, exclude_seen=False)
+    nobody = model.recommend([[]], k=80)
+    best = timed.items[np.argsort(-counts, kind="stable")].tolist()
+    assert lists.items == [best] * 20
+    assert nobody.items == [best]
+    assert nobody.source == ["popular"]
+    model.save(tmp_path / "model")
+    again = eq.load(tmp_path / "model")
+    assert again.settings()["trend"]["half_life"] == "10d"
+    np.testing.assert_array_equal(again.score(timed.users[:5]), model.score(timed.users[:5]))
+    assert model.clone().trend_ is None
+
+
+def test_a_trend_needs_times(name: str, data: Interactions) -> None:
+    model = MODELS[name]()
+    model.trend = eq.Trend()
+    with pytest.raises(DataError, match="a trend needs times; name the column"):
+        model.fit(data)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -445,7 +510,7 @@ def test_saved_and_loaded_model_answers_the_same(
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in TRAINED])
 def test_items_in_another_order_have_the_same_scores(name: str, data: Interactions) -> None:
-    dtype = "float64" if "dtype" in MODELS[name]().fit_options else "float32"
+    dtype = "float64" if "dtype" in inspect.signature(MODELS[name]().fit).parameters else "float32"
     options = {} if dtype == "float32" else {"dtype": dtype}
     order = np.random.default_rng(1).permutation(data.n_items)
     before = fit_model(name, data, **options).score(data.users)

@@ -89,7 +89,7 @@ def test_saved_models_score_the_same_bits(name: str, data: Interactions, tmp_pat
 
 def test_lists_have_the_same_bits_for_any_batch_and_threads(name: str, data: Interactions) -> None:
     model = CASES[name][0]().fit(data)
-    terms, rows = model.terms(), data.matrix
+    terms, rows = model._terms(), data.matrix
     one_batch = top_k(terms, rows, 10)
     for threads in (1, 3):
         again = top_k(terms, rows, 10, threads=threads)

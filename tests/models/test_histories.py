@@ -90,7 +90,7 @@ def test_bytes_are_never_read_as_numbers() -> None:
 def test_a_session_given_as_a_text_is_one_click() -> None:
     clicks = drawn(60, 12, seed=3)
     names = [f"{n % 10}{n // 10}" for n in range(12)]
-    data = Interactions(clicks.matrix, None, names, events=clicks.sequences)
+    data = Interactions(clicks.matrix, None, names, events=clicks._sequences)
     model = eq.SLIS(l2=2.0).fit(data)
     assert model.recommend(session="20").items == model.recommend(session=["20"]).items
     assert model.recommend({"x": "20"}).items == model.recommend([["20"]]).items
@@ -174,7 +174,7 @@ def test_skipped_users_take_their_own_lists_along(model: eq.EASE) -> None:
         4,
         exclude=[["salt"], ["tea"], ["rice"]],
         candidates=[ITEMS, ["milk"], ["rice", "tea"]],
-        unknown="skip",
+        unknown_users="skip",
     )
     assert lists.users == ["ann", "gus"]
     assert lists.items == [["rice"], ["tea"]]
@@ -326,10 +326,10 @@ def test_an_empty_history_is_scored_and_ranked_by_popularity_everywhere(
 def test_an_empty_session_is_scored_and_ranked_by_popularity_everywhere() -> None:
     data = drawn(60, 12, seed=3)
     order = np.arange(12)[::-1]
-    turned = Interactions(data.matrix[:, order], events=data.sequences.recode(order))
+    turned = Interactions(data.matrix[:, order], events=data._sequences.recode(order))
     model = eq.SLIS(l2=2.0).fit(turned)
     best = np.argsort(-turned.item_counts, kind="stable")
-    none = turned.sequences.take(np.array([0])).keep(np.zeros(len(turned.sequences[0]), bool))
+    none = turned._sequences.take(np.array([0])).keep(np.zeros(len(turned._sequences[0]), bool))
     bare = Interactions(turned.matrix[:1] * 0, events=none)
     assert model.recommend(session=[]).items[0] == best.tolist()
     assert model.rank(bare, 12).items[0].tolist() == best.tolist()
@@ -344,7 +344,7 @@ def test_an_explanation_needs_a_history(model: eq.EASE, toy: Interactions) -> No
     with pytest.raises(DataError, match="the history is empty"):
         bare.explain("zoe", "tea")
     with pytest.raises(DataError, match="the history is empty"):
-        bare.explain(["gin"], "tea", unknown="skip")
+        bare.explain(["gin"], "tea", unknown_items="skip")
 
 
 def test_an_explanation_takes_one_history(model: eq.EASE, toy: Interactions) -> None:
@@ -358,7 +358,7 @@ def test_an_explanation_takes_one_history(model: eq.EASE, toy: Interactions) -> 
 @pytest.mark.parametrize("item", ["gin", "", 3, None, [["tea"]], ["gin"], b"tea"])
 def test_an_item_that_cannot_be_looked_up_is_named(item: Any, toy: Interactions) -> None:
     sessions = drawn(60, 12, seed=3)
-    named = Interactions(sessions.matrix, None, [*ITEMS, *"ABCDEFGH"], events=sessions.sequences)
+    named = Interactions(sessions.matrix, None, [*ITEMS, *"ABCDEFGH"], events=sessions._sequences)
     models: list[Recommender] = [eq.EASE(l2=1.0).fit(toy), eq.SLIS(l2=2.0).fit(named)]
     for model in models:
         for ask in (lambda m: m.similar(item), lambda m: m.explain(["tea"], item)):
@@ -370,7 +370,7 @@ def test_an_item_that_cannot_be_looked_up_is_named(item: Any, toy: Interactions)
 
 def test_similar_items_are_named_after_the_item_they_are_similar_to() -> None:
     sessions = drawn(60, 12, seed=3)
-    data = Interactions(sessions.matrix, None, list("ABCDEFGHIJKL"), events=sessions.sequences)
+    data = Interactions(sessions.matrix, None, list("ABCDEFGHIJKL"), events=sessions._sequences)
     similar = eq.SLIS(l2=2.0).fit(data).similar("C", 3)
     assert similar.users == ["C"]
     assert similar.to_frame()["user"].to_list() == ["C"] * 3
@@ -400,13 +400,13 @@ def test_items_that_nobody_used_are_no_history(toy: Interactions) -> None:
 
 def test_other_items_keep_the_labels_of_those_that_stay(toy: Interactions) -> None:
     titles = pl.DataFrame({"title": ["Tea", "Milk", "Salt", "Rice"], "kind": [1, 2, 3, 4]})
-    data = Interactions(toy.matrix, toy.users, toy.items, labels=titles)
+    data = Interactions(toy.matrix, toy.users, toy.items, catalogue=titles)
     wider = data.with_items(["NEW", *ITEMS[::-1]])
-    assert wider.labels is not None
-    assert wider.labels["title"].to_list() == [None, "Rice", "Salt", "Milk", "Tea"]
-    assert wider.labels["kind"].to_list() == [None, 4, 3, 2, 1]
+    assert wider.catalogue is not None
+    assert wider.catalogue["title"].to_list() == [None, "Rice", "Salt", "Milk", "Tea"]
+    assert wider.catalogue["kind"].to_list() == [None, 4, 3, 2, 1]
     bare = toy.rows([0]).with_items(wider.item_index)
-    assert wider.union(bare).labels["title"].to_list() == wider.labels["title"].to_list()
+    assert wider.union(bare).catalogue["title"].to_list() == wider.catalogue["title"].to_list()
 
 
 def test_unknown_users_are_an_error_left_out_or_answered(
@@ -447,7 +447,7 @@ def test_unknown_items_are_a_question_of_their_own(model: eq.EASE) -> None:
     assert model.similar(["tea", "gin"], unknown_items="skip").users == ["tea"]
     assert model.similar("gin", unknown_items="skip").items == []
     assert model.explain(["tea", "gin"], "milk", unknown_items="skip").sources == ["tea"]
-    for option in ("unknown_users", "unknown_items", "unknown"):
+    for option in ("unknown_users", "unknown_items"):
         with pytest.raises(EquipoiseError, match=f"{option} must be 'error'"):
             model.recommend("ann", **{option: "never"})
 
@@ -489,7 +489,7 @@ def test_lists_are_written_as_the_name_says_with_titles_and_reasons(
     toy: Interactions, tmp_path: Path
 ) -> None:
     titles = pl.DataFrame({"title": ["Tea", "Milk", "Salt", "Rice"]})
-    model = eq.EASE(l2=1.0).fit(Interactions(toy.matrix, toy.users, toy.items, labels=titles))
+    model = eq.EASE(l2=1.0).fit(Interactions(toy.matrix, toy.users, toy.items, catalogue=titles))
     histories = {"x": ["tea", "milk"], "y": []}
     lists = model.recommend(histories, k=2, reasons=2)
     frame = lists.to_frame(details=True)

@@ -157,11 +157,11 @@ def test_resumed_run_equals_an_uninterrupted_one(name: str, split: Split, tmp_pa
 def test_checkpoint_of_other_settings_or_data_is_refused(split: Split, tmp_path: Path) -> None:
     make, state = CASES["LightGCN"], tmp_path / "state"
     make(epochs=1).fit(split.train, checkpoint=state, threads=1)
-    with pytest.raises(DataError, match="other settings"):
+    with pytest.raises(DataError, match=r"another fit: its settings\.epochs is 1, not 2"):
         make(epochs=2).fit(split.train, checkpoint=state, threads=1)
-    with pytest.raises(DataError, match="other data"):
+    with pytest.raises(DataError, match="another fit: its data is"):
         make(epochs=1).fit(split.train.rows(np.arange(150)), checkpoint=state, threads=1)
-    with pytest.raises(DataError, match="other validation"):
+    with pytest.raises(DataError, match="another fit: its validation is"):
         make(epochs=1).fit(split.train, valid=split.valid, checkpoint=state, threads=1)
     model = make(epochs=2).fit(split.train, checkpoint=state, resume=False, threads=1)
     assert len(model.history_) == 2

@@ -75,11 +75,11 @@ def test_denoising_forms_keep_their_name_on_disk(
     np.testing.assert_array_equal(again.weights_, model.weights_)
 
 
-def test_labels_and_titles_survive(tmp_path: Path, toy: Interactions) -> None:
+def test_attributes_and_titles_survive(tmp_path: Path, toy: Interactions) -> None:
     import polars as pl
 
-    labels = pl.DataFrame({"title": ["Tea", "Milk", None, "Rice"]})
-    data = Interactions(toy.matrix, toy.users, toy.items, labels=labels)
+    catalogue = pl.DataFrame({"title": ["Tea", "Milk", None, "Rice"]})
+    data = Interactions(toy.matrix, toy.users, toy.items, catalogue=catalogue)
     model = eq.EASE(l2=1.0).fit(data)
     model.save(tmp_path / "m")
     lists = eq.load(tmp_path / "m").recommend([["tea"]], k=3)

@@ -50,7 +50,7 @@ def test_splits_that_do_not_fit_are_refused_before_they_are_made(
     monkeypatch.setattr(session_solver, "free_memory", lambda: 1000)
     data = drawn(50, 10)
     with pytest.raises(TooBigError, match="decay_position"):
-        past_future(data.sequences, 10, None, "all")
+        past_future(data._sequences, 10, None, "all")
 
 
 def test_recency_counts_back_from_the_last_click() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +17,9 @@ import equipoise as eq
 from equipoise.data.events import Events
 from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, SettingError, UnknownIdError
-from equipoise.models import session_solver, sessions
+from equipoise.models import session_choice, session_solver
 from equipoise.models.sessions import SessionRegression
+from equipoise.solve.options import SolveOptions
 
 MODELS = {
     "SLIS": lambda **s: eq.SLIS(**s),
@@ -129,7 +132,7 @@ def test_repeats_are_recommended_by_choice() -> None:
 def test_a_session_is_asked_in_every_form(data: Interactions) -> None:
     model = eq.SLIST(l2=2.0).fit(data)
     users = [4, 7]
-    clicks = [data.sequences[user].tolist() for user in users]
+    clicks = [data._sequences[user].tolist() for user in users]
     expected = model.recommend(clicks, k=5)
     assert model.recommend(users, k=5).items == expected.items
     assert model.recommend({"x": clicks[0], "y": clicks[1]}, k=5).items == expected.items
@@ -150,10 +153,10 @@ def test_unknown_items_of_a_session_are_skipped_and_reported(
     with pytest.raises(UnknownIdError, match="99"):
         model.recommend(session=[1, 99, 2])
     with caplog.at_level(logging.WARNING):
-        lists = model.recommend(session=[1, 99, 2], unknown="skip")
+        lists = model.recommend(session=[1, 99, 2], unknown_items="skip")
     assert "skipped a click on an item the model does not know: 99" in caplog.text
     assert lists.items == model.recommend(session=[1, 2]).items
-    nothing = model.recommend(session=[99], unknown="skip")
+    nothing = model.recommend(session=[99], unknown_items="skip")
     assert nothing.source == ["popular"]
 
 
@@ -169,7 +172,7 @@ def test_contributions_of_clicks_add_up_to_the_score(data: Interactions) -> None
 
 
 def test_sessions_of_one_click_teach_nothing_and_are_answered(data: Interactions) -> None:
-    sessions = [data.sequences[row].tolist() for row in range(data.n_users)]
+    sessions = [data._sequences[row].tolist() for row in range(data.n_users)]
     alone = [[item] for item in range(15)]
     for make in MODELS.values():
         before = make(l2=2.0, dropout=0.0).fit(as_data(sessions, 15), dtype="float64")
@@ -184,7 +187,7 @@ def test_very_long_sessions_stay_linear() -> None:
     for direction in ("sr", "part", "all"):
         model = eq.SLIST(l2=2.0, direction=direction).fit(data, engine="sparse")
         assert model.system_.targets.nnz < 100 * 50_000
-        assert np.isfinite(model.score([data.sequences[0].tolist()])).all()
+        assert np.isfinite(model.score([data._sequences[0].tolist()])).all()
 
 
 def test_older_sessions_weigh_less_with_times() -> None:
@@ -279,28 +282,93 @@ def test_settings_are_tuned_by_the_next_click() -> None:
 
 
 @pytest.mark.parametrize("family", [eq.SLIS, eq.SLIT, eq.SLIST])
-def test_automatic_settings_are_the_best_of_the_choices_on_the_last_sessions(
+def test_automatic_settings_are_the_best_of_the_starts_and_their_steps_on_the_last_sessions(
     family: type[SessionRegression],
 ) -> None:
     data = drawn(400, 30, seed=5)
     model = family(l2="auto").fit(data)
     last = data.rows(np.arange(360, 400))
-    history, target = eq.split.reveal(last)
-    values = {}
-    names = family().tunable()
-    for choice, decay in itertools.product(sessions.CHOICES, sessions.DECAYS):
-        settings = {name: value for name, value in choice.items() if name in names}
-        one = family(**settings, decay_inference=decay).fit(data.rows(np.arange(360)))
-        result = eq.evaluate(one, (history, target), 20, metrics=["mrr"], exclude_seen=False)
-        values[tuple(settings.items()), decay] = result["mrr@20"]
+    part, past = eq.split.reveal(last), data.rows(np.arange(360))
+    names = family()._tunable()
+
+    def measure(settings: dict[str, Any]) -> float:
+        one = family(**settings).fit(past)
+        return eq.evaluate(one, part, 20, metrics=["mrr"], exclude_seen=False)["mrr@20"]
+
     chosen = dict(model.chosen_)
-    decay = chosen.pop("decay_inference")
-    assert values[tuple(chosen.items()), decay] == max(values.values())
-    # all sessions are in the fit, with the numbers that were chosen
-    same = family(**chosen, decay_inference=decay).fit(data)
+    best = measure(chosen)
+    starts = [{k: v for k, v in start.items() if k in names} for start in session_choice.STARTS]
+    for start, decay in itertools.product(starts, session_choice.DECAYS):
+        assert measure({**start, "decay_inference": decay}) <= best
+    # all sessions are in the fit, with the settings that were chosen
+    same = family(**chosen).fit(data)
     np.testing.assert_array_equal(model.score(last), same.score(last))
     assert model.settings()["l2"] == "auto"
     assert model.settings(resolved=True)["l2"] == chosen["l2"]
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [
+        {"mix": 1.0, "l2": 30.0, "decay_inference": 32.0},
+        {"mix": 0.0, "direction": "part", "decay_inference": 0.5},
+        {"mix": 0.5, "dropout": 0.8, "decay_position": 4.0},
+    ],
+)
+def test_automatic_settings_climb_to_the_best_ones(
+    goal: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(self: Any, fitted: Any, settings: dict[str, Any], decay: float) -> float:
+        point = {**settings, "decay_inference": decay}
+        numbers = [name for name in goal if name != "direction"]
+        distance = sum(abs(float(goal[name]) - float(point[name])) for name in numbers)
+        return -distance - (point["direction"] != goal.get("direction", point["direction"]))
+
+    monkeypatch.setattr(session_choice.Trials, "_mrr", measure)
+    monkeypatch.setattr(session_choice, "MOST_FITS", 30)
+    model = eq.SLIST(l2="auto").fit(drawn(60, 8))
+    assert {name: model.chosen_[name] for name in goal} == goal
+
+
+def test_automatic_settings_are_bounded_in_fits_and_clicks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = []
+    real = eq.SLIST._fit
+
+    def counted(self: Any, data: Interactions, options: Any) -> None:
+        sizes.append(data._sequences.n_events)
+        real(self, data, options)
+
+    monkeypatch.setattr(eq.SLIST, "_fit", counted)
+    monkeypatch.setattr(session_choice, "MOST_CLICKS", 500)
+    monkeypatch.setattr(session_choice, "MOST_FITS", 7)
+    data = drawn(400, 30, seed=5)
+    eq.SLIST(l2="auto").fit(data)
+    assert len(sizes) == 8  # the automatic fit, which makes the others
+    assert sizes[0] == data._sequences.n_events
+    assert max(sizes[1:]) <= 500
+
+
+def test_automatic_settings_predict_a_bounded_number_of_clicks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_choice, "MOST_EVENTS", 20)
+    data, model = drawn(400, 30, seed=5), eq.SLIS()
+    trials = session_choice.Trials.of(model, data, session_choice.CHOSEN, SolveOptions())
+    assert trials.history.n_users == len(trials.target) == 20
+    last = data._sequences[399].tolist()
+    assert trials.history._sequences[19].tolist() == last[:-1]
+    assert trials.target[19, 0] == last[-1]
+
+
+def test_automatic_settings_survive_saving(tmp_path: Path) -> None:
+    data = drawn(200, 20, seed=5)
+    model = eq.SLIST(l2="auto").fit(data)
+    model.save(tmp_path / "model")
+    loaded = eq.load(tmp_path / "model")
+    assert loaded.chosen_ == model.chosen_
+    np.testing.assert_array_equal(loaded.score(data), model.score(data))
 
 
 def test_automatic_settings_go_by_the_latest_sessions_and_need_some() -> None:
@@ -308,13 +376,13 @@ def test_automatic_settings_go_by_the_latest_sessions_and_need_some() -> None:
     walks = [[0, 1, 2]] * 5 + [[2, 1, 0]] * 45
     times = [100.0 + row for row in range(5)] + [float(row) for row in range(45)]
     model = eq.SLIT(l2="auto").fit(as_data(walks, 3, last_times=times))
-    assert model.chosen_.keys() == {"l2", "dropout", "decay_position", "decay_inference"}
+    assert model.chosen_.keys() == session_choice.CHOSEN - {"mix"}
     few = eq.SLIST(l2="auto").fit(as_data([[0, 1], [1, 0]], 2))
-    assert few.chosen_ == {**sessions.CHOICES[0], "decay_inference": sessions.DECAYS[0]}
+    assert few.chosen_ == {**session_choice.STARTS[0], "decay_inference": 2.0}
 
 
 def test_a_return_is_no_click_in_a_fit_or_a_history() -> None:
-    clicks = drawn(40, 8).sequences
+    clicks = drawn(40, 8)._sequences
     assert clicks is not None
     last = clicks.offsets[1:] - 1  # the last item of each session is given back in part
     rows = np.concatenate([clicks.rows, np.arange(len(clicks))])

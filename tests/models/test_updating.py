@@ -262,14 +262,14 @@ def test_update_during_a_request_does_not_reach_it(
     model = eq.EASE(l2=5.0).fit(old)
     expected = answer(model)
     added = eq.read([("zoe", -1), ("zoe", 13), ("u3", -1)])
-    terms = eq.EASE.terms
+    terms = eq.EASE._terms
 
     def overtaken(self: eq.EASE, alpha: float | None = None) -> object:
-        monkeypatch.setattr(eq.EASE, "terms", terms)
+        monkeypatch.setattr(eq.EASE, "_terms", terms)
         model.update(added)
         return terms(self, alpha)
 
-    monkeypatch.setattr(eq.EASE, "terms", overtaken)
+    monkeypatch.setattr(eq.EASE, "_terms", overtaken)
     assert answer(model) == expected
     assert model.interactions_.n_users == 281
 
@@ -377,6 +377,7 @@ def test_users_whose_purchases_were_returned_keep_their_events(
 EVERY_MODEL = [eq.EASE(l2=1.0), eq.LAE(l2=1.0, normalizer=eq.DAN(0.2, 0.4)), eq.RLAE(l2=1.0)]
 EVERY_MODEL += [eq.GFCF(n_factors=2), eq.BSPM(n_factors=2), eq.SVDAE(n_factors=2), eq.TurboCF()]
 EVERY_MODEL += [eq.SGFCF(n_factors=2), eq.ItemKNN(), eq.Popularity(), eq.SLIST(), eq.VSKNN()]
+EVERY_MODEL += [eq.STAN(), eq.VSTAN()]
 
 
 @pytest.mark.parametrize("model", EVERY_MODEL, ids=lambda model: type(model).__name__)

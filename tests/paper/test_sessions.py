@@ -37,7 +37,7 @@ COLUMNS = ("aoa_", "tail_", "unbiased_")
 
 def save(folder: Path, sessions: Interactions) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    events = sessions.sequences
+    events = sessions._sequences
     assert events is not None
     cut = len(events) * 9 // 10
     border = events.offsets[cut]
@@ -130,7 +130,9 @@ def test_rows_with_settings_are_not_searched(config: Config, data: Path, tmp_pat
 
 
 def search_on(train: Interactions, valid: Interactions, folder: Path) -> Search:
-    history, target = (side.with_items(train.item_index, unknown="skip") for side in reveal(valid))
+    history, target = (
+        side.with_items(train.item_index, unknown_items="skip") for side in reveal(valid)
+    )
     part = Part(history, target, "session", "valid")
     return Search(Split(train, part, part, "session"), folder, "toy-", grid=GRID)
 
@@ -195,7 +197,7 @@ def test_unbiased_values_weigh_hits_by_how_rarely_their_item_is_a_target() -> No
     train = drawn(200, 25, seed=4)
     counts = np.zeros(25)
     for row in range(train.n_users):
-        for item in train.sequences[row][1:]:
+        for item in train._sequences[row][1:]:
             counts[item] += 1
     np.testing.assert_allclose(target_weights(train), np.maximum(counts, 1) ** -1.5)
     history, target = reveal(train.rows(np.arange(30)))

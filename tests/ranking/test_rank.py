@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from equipoise.data.matrix import Csr
 from equipoise.errors import DataError, SettingError, SolveError
 from equipoise.ranking import ranker
-from equipoise.ranking.ranker import Job, Ranked, score, score_items, top_k
-from equipoise.ranking.terms import Constant, Dense, LowRank, Sparse, Term
+from equipoise.ranking.ranker import Job, Ranked, rank_row, score, score_items, top_k
+from equipoise.ranking.terms import Constant, Dense, LowRank, Scaled, Sparse, Term
 
 KINDS = ["dense", "dense with diagonal", "sparse", "sparse with diagonal", "low-rank", "constant"]
 
@@ -202,6 +202,14 @@ def test_items_add_nothing_to_their_own_score_in_any_block(
     assert_lists(ranked, brute_scores(terms, history), np.zeros(history.shape, bool), 50)
 
 
+def test_scores_of_all_rows_follow_the_order_of_the_rows(rng: np.random.Generator) -> None:
+    terms, history = [make_term(rng, "dense", 9, "float32")], make_history(rng, 5, 9)
+    expected = score(terms, history)
+    for rows in ([4, 3, 2, 1, 0], [2, 2, 0, 1, 4]):
+        assert np.array_equal(score(terms, history, rows), expected[rows])
+    assert np.array_equal(score(terms, history[[1]]), expected[[1]])
+
+
 def test_equal_scores_are_ordered_by_position() -> None:
     values = np.zeros(3000, np.float32)
     values[[7, 1500, 2999]] = 1
@@ -252,6 +260,38 @@ def test_lists_have_the_same_bits_for_any_threads_batches_and_blocks(
         monkeypatch.setattr(ranker, "SCRATCH", scratch)
         for threads in (None, 1, 2, 3):
             assert_same_bits(top_k(terms, history, 20, threads=threads), expected)
+
+
+@pytest.mark.parametrize("tile", [1 << 19, 256])
+def test_a_single_row_has_the_bits_of_the_lists(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, tile: int
+) -> None:
+    n, m = 700, 12
+    terms = [*random_terms(rng, n), Scaled(make_term(rng, "dense", n, "float32"), rng.random(n))]
+    history = sp.csr_array(
+        sp.random_array((m, n), density=0.1, rng=rng, dtype=np.float32, format="csr")
+    )
+    history.data[:] = rng.random(history.nnz, dtype=np.float32)
+    candidates = rng.random(n) < 0.8
+    for k in (1, 20, n):
+        ranked = top_k(terms, history, k, candidates=candidates)
+        monkeypatch.setattr(ranker, "TILE", tile)
+        for row in range(m):
+            part = slice(history.indptr[row], history.indptr[row + 1])
+            allowed = candidates.copy()
+            allowed[history.indices[part]] = False
+            items, scores = rank_row(terms, history.indices[part], history.data[part], k, allowed)
+            length = ranked.lengths[row]
+            assert len(items) == len(scores) == length
+            assert items.tolist() == ranked.items[row, :length].tolist()
+            assert scores.tobytes() == ranked.scores[row, :length].tobytes()
+
+
+def test_a_single_row_with_nan_scores_is_refused(rng: np.random.Generator) -> None:
+    term = make_term(rng, "dense", 5, "float32")
+    values, allowed = np.full(1, np.nan, np.float32), np.ones(5, np.bool_)
+    with pytest.raises(SolveError, match="not numbers"):
+        rank_row([term], np.array([2]), values, 3, allowed)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -20,7 +20,7 @@ from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, FileFormatError, SettingError
 from equipoise.ranking.mixture import similarity
 
-LABELS = pl.DataFrame(
+CATALOGUE = pl.DataFrame(
     {
         "title": [f"item {n}" for n in range(80)],
         "brand": [None if n % 11 == 0 else f"b{n % 6}" for n in range(80)],
@@ -33,7 +33,7 @@ LABELS = pl.DataFrame(
 @pytest.fixture(scope="module")
 def data(synthetic: Interactions) -> Interactions:
     matrix, users, items = synthetic.matrix, synthetic.users, synthetic.items
-    return Interactions(matrix, users, items, labels=LABELS)
+    return Interactions(matrix, users, items, catalogue=CATALOGUE)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def model(data: Interactions) -> eq.EASE:
     return eq.EASE(l2=5.0, normalizer=eq.DAN(0.2, 0.3)).fit(data)
 
 
-def label(name: str, item: Any) -> Any:
-    return LABELS[name][(item - 3) // 10]
+def attribute(name: str, item: Any) -> Any:
+    return CATALOGUE[name][(item - 3) // 10]
 
 
 def full(model: Any, user: Any, **options: Any) -> list[Any]:
@@ -54,19 +54,21 @@ def full(model: Any, user: Any, **options: Any) -> list[Any]:
     [
         ([13, 23, 43], lambda item: item in (13, 23, 43)),
         (13, lambda item: item == 13),
-        ({"brand": "b2"}, lambda item: label("brand", item) == "b2"),
-        ({"brand": ["b2", "b3"]}, lambda item: label("brand", item) in ("b2", "b3")),
+        ({"brand": "b2"}, lambda item: attribute("brand", item) == "b2"),
+        ({"brand": ["b2", "b3"]}, lambda item: attribute("brand", item) in ("b2", "b3")),
         (
             {"brand": "b2", "shelf": [0, 1]},
-            lambda item: label("brand", item) == "b2" and label("shelf", item) in (0, 1),
+            lambda item: attribute("brand", item) == "b2" and attribute("shelf", item) in (0, 1),
         ),
-        ([{"brand": "b2"}, 13], lambda item: label("brand", item) == "b2" or item == 13),
-        (lambda labels: labels["shelf"] == 3, lambda item: label("shelf", item) == 3),
-        (pl.col("shelf") > 1, lambda item: label("shelf", item) > 1),
-        ({"tags": "new"}, lambda item: "new" in label("tags", item)),
+        ([{"brand": "b2"}, 13], lambda item: attribute("brand", item) == "b2" or item == 13),
+        (lambda item: item["shelf"] == 3, lambda item: attribute("shelf", item) == 3),
+        (pl.col("shelf") > 1, lambda item: attribute("shelf", item) > 1),
+        ({"tags": "new"}, lambda item: "new" in attribute("tags", item)),
     ],
 )
-def test_items_are_chosen_by_id_label_or_function(model: eq.EASE, chosen: Any, fits: Any) -> None:
+def test_items_are_chosen_by_id_attribute_or_function(
+    model: eq.EASE, chosen: Any, fits: Any
+) -> None:
     every = full(model, "u3")
     included = [item for item in every if fits(item)]
     assert full(model, "u3", rules=eq.Rules(include=chosen)) == included
@@ -88,8 +90,8 @@ def test_rules_come_on_top_of_the_callers_lists(model: eq.EASE) -> None:
     rules = eq.Rules(exclude={"brand": "b1"}, users={"u3": {"include": [13, 23, 33, 43]}})
     options = {"rules": rules, "exclude": [13], "candidates": {"u4": [33, 53]}}
     three, four = model.recommend(["u3", "u4"], k=80, exclude_seen=False, **options).items
-    assert set(three) == {33, 43, 23} - {i for i in (23, 33, 43) if label("brand", i) == "b1"}
-    assert set(four) == {33, 53} - {i for i in (33, 53) if label("brand", i) == "b1"}
+    assert set(three) == {33, 43, 23} - {i for i in (23, 33, 43) if attribute("brand", i) == "b1"}
+    assert set(four) == {33, 53} - {i for i in (33, 53) if attribute("brand", i) == "b1"}
 
 
 @pytest.mark.parametrize("kind", [eq.EASE, eq.LAE])
@@ -104,10 +106,10 @@ def test_boosts_raise_and_lower_scores_whatever_their_sign(data: Interactions, k
     assert (plain < 0).any()
     expected = plain.astype(np.float64)
     for n, item in enumerate(data.items.tolist()):
-        factor = {"b1": 2.0, "b2": 0.5}.get(label("brand", item), 1.0)
+        factor = {"b1": 2.0, "b2": 0.5}.get(attribute("brand", item), 1.0)
         factor *= 4.0 if item == 13 else 1.0
         expected[n] = plain[n] * factor if plain[n] > 0 else plain[n] / factor
-        expected[n] += 0.25 if label("shelf", item) == 3 else 0.0
+        expected[n] += 0.25 if attribute("shelf", item) == 3 else 0.0
     lists = model.recommend(["u7"], k=80, rules=rules)
     place = data.item_index.positions(lists.items[0])
     # factors are powers of 2, and the bonus is rounded once
@@ -117,7 +119,7 @@ def test_boosts_raise_and_lower_scores_whatever_their_sign(data: Interactions, k
 
 def by_hand(model: Any, history: list[Any], rules: eq.Rules, k: int) -> list[Any]:
     """Choose a list from all items, place by place."""
-    terms, data = model.terms(), model.interactions_
+    terms, data = model._terms(), model.interactions_
     plain = eq.Rules(include=rules.include, exclude=rules.exclude)
     lists = model.recommend([history], k=80, rules=plain)
     ranked = data.item_index.positions(lists.items[0])
@@ -134,8 +136,8 @@ def by_hand(model: Any, history: list[Any], rules: eq.Rules, k: int) -> list[Any
         worth = {}
         for item in unpinned:
             full_up = any(
-                LABELS[name][item] is not None
-                and sum(LABELS[name][other] == LABELS[name][item] for other in out) >= most
+                CATALOGUE[name][item] is not None
+                and sum(CATALOGUE[name][other] == CATALOGUE[name][item] for other in out) >= most
                 for name, most in (rules.at_most or {}).items()
             )
             if item in out or full_up:
@@ -173,12 +175,12 @@ def test_a_list_is_full_where_enough_items_may_be_shown(model: eq.EASE) -> None:
     )
     assert all(len(row) == 6 for row in lists.items)  # six brands, or items without one
     for row in lists.items:
-        brands = [label("brand", item) for item in row if label("brand", item) is not None]
+        brands = [attribute("brand", item) for item in row if attribute("brand", item) is not None]
         assert len(brands) == len(set(brands))
 
 
 def test_diversity_makes_neighbours_less_alike(model: eq.EASE, data: Interactions) -> None:
-    alike = similarity(model.terms(), np.arange(80))
+    alike = similarity(model._terms(), np.arange(80))
     means = []
     for diversity in (0.0, 0.3, 0.6):
         lists = model.rank(data, 10, rules=eq.Rules(diversity=diversity)).items
@@ -232,8 +234,8 @@ def test_popular_items_in_place_of_the_models_obey_the_rules(model: eq.EASE) -> 
     lists = model.recommend(["nobody", "u1"], k=9, unknown_users="popular", rules=rules)
     assert lists.source == ["popular", "model"]
     for brand in ("b1", "b2"):
-        of_brand = [item for item in popular if label("brand", item) == brand]
-        assert [i for i in lists.items[0] if label("brand", i) == brand] == of_brand[:2]
+        of_brand = [item for item in popular if attribute("brand", item) == brand]
+        assert [i for i in lists.items[0] if attribute("brand", i) == brand] == of_brand[:2]
     assert len(lists.items[0]) == len(lists.items[1]) == 4
 
 
@@ -242,8 +244,8 @@ def test_popular_items_in_place_of_the_models_obey_the_rules(model: eq.EASE) -> 
 )
 def test_every_model_obeys_rules(kind: Any) -> None:
     data = drawn(60, 12, seed=3)
-    labels = pl.DataFrame({"title": list("abcdefghijkl"), "half": ["a", "b"] * 6})
-    named = Interactions(data.matrix, None, None, events=data.events, labels=labels)
+    catalogue = pl.DataFrame({"title": list("abcdefghijkl"), "half": ["a", "b"] * 6})
+    named = Interactions(data.matrix, None, None, events=data.events, catalogue=catalogue)
     rules = eq.Rules(at_most={"half": 2}, diversity=0.2, exclude=[0])
     lists = kind.fit(named).recommend([4, 5], k=9, rules=rules)
     for row in lists.items:
@@ -296,14 +298,13 @@ def test_a_file_of_rules_is_written_by_hand(tmp_path: Path, model: eq.EASE) -> N
         ("bonus = { tea = 'much' }", SettingError, "bonus of 'tea' must be a number"),
         ("seen = 'never'", SettingError, "seen must be 'exclude', 'include' or 'only'"),
         ("pin = [[1]]", SettingError, "pin must be item ids"),
-        ("include = [[1]]", SettingError, "include takes item ids, labels or functions"),
+        ("include = [[1]]", SettingError, "include takes item ids, attributes or functions"),
         ("pin = [1.5]", SettingError, "pin must be item ids"),
-        ("include = { price = { max = 1.1 } }", SettingError, "rules do not support comparisons"),
-        ("exclude = [{ p = { min = 1, max = 2 } }]", SettingError, "do not support comparisons"),
-        ("users = { a = { include = { p = { min = 1 } } } }", SettingError, "comparisons"),
-        ("boost = { price = { max = 1.1 } }", SettingError, "comparisons.*pairs: ..'max', 1.1"),
-        ("include = { price = { most = 1.1 } }", SettingError, "must be a value of a label"),
-        ("include = { price = [[1]] }", SettingError, "must be a value of a label"),
+        ("include = { p = { min = 3, max = 2 } }", SettingError, "no value is from 3 to 2; exch"),
+        ("users = { a = { include = { p = { min = 'x' } } } }", SettingError, "must be a number"),
+        ("boost = { price = { max = 1.1 } }", SettingError, "comparison.*values ..'max', 1.1"),
+        ("include = { price = { most = 1.1 } }", SettingError, "must be a value of an attribute"),
+        ("include = { price = [[1]] }", SettingError, "must be a value of an attribute"),
         ("boost = { price = [1, 2] }", SettingError, "pairs of value and number"),
         ("boost = { p = [[1, 2], [true, 3]] }", SettingError, "boost of 'p' names True twice"),
     ],
@@ -322,29 +323,32 @@ def test_what_is_no_rule_is_refused_with_its_place(
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        (eq.Rules(exclude={"colour": "red"}), "label 'colour', which the items lack; they have"),
+        (
+            eq.Rules(exclude={"colour": "red"}),
+            "attribute 'colour', which the items lack; they have",
+        ),
         (eq.Rules(include=pl.col("price") > 1), "an expression of the rules failed"),
         (eq.Rules(include=pl.col("shelf")), "must be true or false for each item"),
-        (eq.Rules(include=lambda labels: labels["price"]), "failed on item 3: KeyError: 'price'"),
-        (eq.Rules(exclude=lambda labels: 1 / labels["shelf"]), "item 3: ZeroDivisionError"),
+        (eq.Rules(include=lambda item: item["price"]), "failed on item 3: KeyError: 'price'"),
+        (eq.Rules(exclude=lambda item: 1 / item["shelf"]), "item 3: ZeroDivisionError"),
         (
             eq.Rules(include=pl.col("shelf").map_elements(divmod, pl.Boolean)),
             "an expression of the rules failed",
         ),
     ],
 )
-def test_rules_that_do_not_fit_the_labels_are_refused(
+def test_rules_that_do_not_fit_the_attributes_are_refused(
     model: eq.EASE, rules: eq.Rules, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
         model.recommend("u3", rules=rules)
 
 
-def test_labels_are_needed_only_by_rules_that_look_at_them(synthetic: Interactions) -> None:
+def test_attributes_are_needed_only_by_rules_that_look_at_them(synthetic: Interactions) -> None:
     model = eq.Popularity().fit(synthetic)
     assert model.recommend("u3", k=1, rules=eq.Rules(include=[793])).items == [[793]]
-    for rules in (eq.Rules(exclude={"brand": "b"}), eq.Rules(exclude=lambda labels: True)):
-        with pytest.raises(DataError, match="labels="):
+    for rules in (eq.Rules(exclude={"brand": "b"}), eq.Rules(exclude=lambda item: True)):
+        with pytest.raises(DataError, match="catalogue="):
             model.recommend("u3", rules=rules)
 
 
@@ -359,9 +363,9 @@ def test_names_that_no_item_has_are_logged_not_refused(
     assert "pinned without a score, as the model does not know them: 'x'" in caplog.text
 
 
-def test_labels_are_looked_at_once(model: eq.EASE) -> None:
+def test_attributes_are_looked_at_once(model: eq.EASE) -> None:
     calls = []
-    rules = eq.Rules(exclude=lambda labels: calls.append(labels) or False)
+    rules = eq.Rules(exclude=lambda item: calls.append(item) or False)
     for user in ("u1", "u2"):
         copy.copy(model).recommend(user, rules=rules)
     assert len(calls) == 80
@@ -373,17 +377,17 @@ def test_what_is_no_rules_is_refused(model: eq.EASE) -> None:
     with pytest.raises(SettingError, match="'pins' is no rule; did you mean 'pin'"):
         model.recommend("u3", rules={"pins": [1]})
     with pytest.raises(SettingError, match="a function cannot be written"):
-        eq.Rules(exclude=lambda labels: True).to_toml()
+        eq.Rules(exclude=lambda item: True).to_toml()
 
 
 @pytest.fixture(scope="module")
 def numbered(data: Interactions) -> eq.EASE:
     """A model whose users and items are 0, 1, 2, ..."""
-    return eq.EASE(l2=5.0).fit(Interactions(data.matrix, labels=LABELS))
+    return eq.EASE(l2=5.0).fit(Interactions(data.matrix, catalogue=CATALOGUE))
 
 
 def test_rules_of_users_hold_for_users_named_by_id(numbered: eq.EASE, tmp_path: Path) -> None:
-    rules = eq.Rules(users={0: {"exclude": lambda labels: True}, "1": {"include": [5]}})
+    rules = eq.Rules(users={0: {"exclude": lambda item: True}, "1": {"include": [5]}})
     histories = [[1, 0], [2, 3], [4]]
     free = numbered.recommend(histories, k=5).items
     assert numbered.recommend(histories, k=5, rules=rules).items == free
@@ -406,7 +410,7 @@ def test_rules_of_users_hold_in_evaluate_by_id(numbered: eq.EASE) -> None:
     split = eq.split.weak(numbered.data_, valid=0, test=0.2)
     model = eq.EASE(l2=5.0).fit(split.train)
     user = int(split.test.target.users[0])
-    rules = eq.Rules(users={str(user): {"exclude": lambda labels: True}})
+    rules = eq.Rules(users={str(user): {"exclude": lambda item: True}})
     table = eq.evaluate(model, split.test, k=5, rules=rules, bootstrap=0).per_user
     assert table.filter(pl.col("user") == user)["hit@5"].to_list() == [0.0]
     lists = model.rank(split.test.history, 5, rules=rules).lengths
@@ -424,11 +428,11 @@ KINDS: dict[str, list[Any]] = {
 
 @pytest.fixture(scope="module")
 def kinds(synthetic: Interactions) -> eq.Popularity:
-    """A model whose items have labels of every kind of value."""
+    """A model whose items have attributes of every kind of value."""
     columns = {name: [values[n % 3] for n in range(80)] for name, values in KINDS.items()}
-    labels = pl.DataFrame({"title": LABELS["title"], **columns})
+    catalogue = pl.DataFrame({"title": CATALOGUE["title"], **columns})
     matrix, users, items = synthetic.matrix, synthetic.users, synthetic.items
-    return eq.Popularity().fit(Interactions(matrix, users, items, labels=labels))
+    return eq.Popularity().fit(Interactions(matrix, users, items, catalogue=catalogue))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -513,8 +517,8 @@ def films(synthetic: Interactions) -> eq.EASE:
         None if text is None else text.replace(" ", "").split("|") if "||" not in text else [text]
         for text in texts
     ]
-    labels = pl.DataFrame({"title": LABELS["title"], "genres": texts, "kinds": lists})
-    return eq.EASE(l2=5.0).fit(Interactions(synthetic.matrix, labels=labels))
+    catalogue = pl.DataFrame({"title": CATALOGUE["title"], "genres": texts, "kinds": lists})
+    return eq.EASE(l2=5.0).fit(Interactions(synthetic.matrix, catalogue=catalogue))
 
 
 @pytest.mark.parametrize(
@@ -550,16 +554,16 @@ def test_rules_see_each_value_of_a_text_of_several(
         assert {n % 7 for n in np.flatnonzero(boosted.factor == 2.0)} == fitting
 
 
-@pytest.mark.parametrize("label", ["genres", "kinds"])
+@pytest.mark.parametrize("attribute", ["genres", "kinds"])
 @pytest.mark.parametrize("pin", [None, [3]])
-def test_at_most_counts_every_value_of_an_item(films: eq.EASE, label: str, pin: Any) -> None:
+def test_at_most_counts_every_value_of_an_item(films: eq.EASE, attribute: str, pin: Any) -> None:
     most = 2
     for history in ([0], [5, 9], []):
         every = films.recommend([history], k=80, exclude_seen=False).items[0]
-        rules = eq.Rules(at_most={label: most}, pin=pin)
+        rules = eq.Rules(at_most={attribute: most}, pin=pin)
         listed = films.recommend([history], k=80, exclude_seen=False, rules=rules).items[0]
         values = {0: ["Drama", "Sport"], 1: ["Drama"], 2: ["Sport"], 3: ["Drama", "War"]}
-        values |= {4: [], 5: ["a||b"], 6: ["|"] if label == "genres" else [""]}
+        values |= {4: [], 5: ["a||b"], 6: ["|"] if attribute == "genres" else [""]}
         counts: Counter[str] = Counter()
         expected: list[int] = []
         for item in [*(pin or []), *every]:
@@ -575,7 +579,7 @@ def shop() -> eq.EASE:
     titles = pl.DataFrame({"item": ["tea", "milk"], "title": ["Tea", None]})
     rows = [("ann", "tea"), ("ann", "milk"), ("bob", "tea"), ("bob", "rice"), ("cleo", "salt")]
     rows += [("dan", "milk"), ("dan", "rice"), ("dan", "salt")]
-    return eq.EASE(l2=1.0).fit(eq.read(rows, labels=titles))
+    return eq.EASE(l2=1.0).fit(eq.read(rows, catalogue=titles))
 
 
 def test_a_pinned_item_that_the_model_does_not_know_is_listed(

@@ -100,12 +100,12 @@ class Browser:
 
     def open(self, page: Path | str, *, width: int = 1100, dark: bool = False) -> None:
         """Load a file or an address and wait until it is there."""
+        self.ask("Page.navigate", url="about:blank")  # the page before complains no more
         self.complaints, self.requests = [], []
         self.resize(width)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", media="screen", features=[scheme])
         address = page if isinstance(page, str) else page.as_uri()
-        self.ask("Page.navigate", url="about:blank")
         self.ask("Page.navigate", url=address)
         end = time.monotonic() + PATIENCE
         while self.run("document.readyState + location.protocol") not in (

@@ -29,8 +29,8 @@ def titles(n_items: int) -> list[str]:
 @pytest.fixture(scope="session")
 def labelled(synthetic: Interactions) -> Interactions:
     """300 users x 80 items with hostile titles."""
-    labels = pl.DataFrame({"title": titles(synthetic.n_items)})
-    return Interactions(synthetic.matrix, synthetic.users, synthetic.items, labels=labels)
+    catalogue = pl.DataFrame({"title": titles(synthetic.n_items)})
+    return Interactions(synthetic.matrix, synthetic.users, synthetic.items, catalogue=catalogue)
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-import equipoise as eq
-from equipoise.data.interactions import Interactions
-from equipoise.display.drawing import WIDTH, Drawing, Scale, padded, search_frontier
+from equipoise.display.drawing import Drawing, Scale, padded
 from equipoise.report import charts
 
 
@@ -71,15 +69,3 @@ def test_dots_stand_where_their_values_are(facts: dict[str, Any]) -> None:
     share = (float(marked[0].attrib["cx"]) - left) / (right - left)
     # places are rounded to a tenth of a unit
     assert share == pytest.approx((value - low) / (high - low), abs=0.2 / (right - left))
-
-
-def test_frontier_of_a_search_is_a_file_of_its_own(synthetic: Interactions) -> None:
-    split = eq.split.strong(synthetic, valid=0.2, test=0.2)
-    tuned = eq.tune(eq.EASE, split, grid={"l2": [2.0, 20.0], "alpha": [0.0, 0.3]})
-    picture = search_frontier(tuned.trials, tuned.frontier, ("ndcg@20", "tail_ndcg@20"))
-    root = ET.fromstring(picture)
-    circles = root.findall(".//{http://www.w3.org/2000/svg}circle")
-    assert len(circles) == tuned.trials.height + tuned.frontier.height
-    assert all(0 <= float(circle.get("cx", "-1")) <= WIDTH for circle in circles)
-    nothing = tuned.trials[:0]
-    assert "no values" in search_frontier(nothing, nothing, ("ndcg@20", "tail_ndcg@20"))

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import sys
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -139,13 +140,27 @@ def test_head_and_tail_are_marked_by_words_beside_the_symbol(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_enough_contrast(scheme: str) -> None:
-    palettes = re.findall(r":root \{(.*?)\}", _source("style.css"), re.S)
-    colours: dict[str, str] = {}
-    for palette in palettes[: 1 + (scheme == "dark")]:
-        colours |= dict(re.findall(r"--(\w+): (#\w{6})", palette))
-    for ink in ("ink", "soft", "main", "accent", "good"):
+    colours = palette(_source("style.css"), scheme)
+    for ink in ("ink", "soft", "main", "tail", "head"):
         for ground in ("paper", "panel", "wash"):
             assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_head_and_tail_have_the_colours_of_the_page_of_the_service(scheme: str) -> None:
+    served = (resources.files("equipoise.serve") / "page" / "page.css").read_text("utf-8")
+    colours, others = palette(_source("style.css"), scheme), palette(served, scheme)
+    for part in ("head", "tail"):
+        assert colours[part] == others[part]
+        assert all(contrast(others[part], others[ground]) >= 4.5 for ground in ("ground", "panel"))
+
+
+def palette(style: str, scheme: str) -> dict[str, str]:
+    """Return the colours of a style by name."""
+    colours: dict[str, str] = {}
+    for block in re.findall(r":root \{(.*?)\}", style, re.S)[: 1 + (scheme == "dark")]:
+        colours |= dict(re.findall(r"--(\w+): (#\w{6})", block))
+    return colours
 
 
 def contrast(one: str, other: str) -> float:

@@ -23,10 +23,10 @@ from equipoise.runtime import machine
 folder, used_before = sys.argv[1], sys.argv[2] == "used"
 machine.POLARS_STARTS = 30.0 if not used_before else 3.0
 events = [(f"u{n % 40}", f"i{n * n % 23}", 1.0, 1e9 + n) for n in range(400)]
-labels = {f"i{n}": f"title {n}" for n in range(23)}
+catalogue = {f"i{n}": f"title {n}" for n in range(23)}
 
 def prepare():
-    data = eq.read(events, labels=labels)
+    data = eq.read(events, catalogue=catalogue)
     model = eq.EASE().fit(data)
     model.save(f"{folder}/model")
     split = eq.split.strong(data, seed=0)

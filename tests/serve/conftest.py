@@ -29,17 +29,21 @@ from equipoise.serve.config import Config
 
 SCRIPT = "<script>window.hacked = 1</script>"
 FIRST_WIDE = -6783772548752091658  # 64 bits; a double has 53
+TURNED = "\u2069\u202eright to left"  # ends an isolation and turns the text that follows
 READY = 60.0  # seconds; a busy machine is no failure
+DAY = 86_400.0
+ITEMS = [f"item {n}" for n in range(12)]
 
 
 @pytest.fixture(scope="session")
 def shop_data(synthetic: Interactions) -> Interactions:
-    """300 users x 80 items, with titles and kinds; one title is a script."""
+    """300 users x 80 items, with titles and kinds; one title is a script, one turns text."""
     titles = [f"Item {n} & friends" for n in range(synthetic.n_items)]
     titles[3] = f"{SCRIPT} item"
+    titles[4] = f"{TURNED} item"
     kinds = ["tea" if n % 2 else "salt" for n in range(synthetic.n_items)]
-    labels = pl.DataFrame({"title": titles, "kind": kinds})
-    return Interactions(synthetic.matrix, synthetic.users, synthetic.items, labels=labels)
+    catalogue = pl.DataFrame({"title": titles, "kind": kinds})
+    return Interactions(synthetic.matrix, synthetic.users, synthetic.items, catalogue=catalogue)
 
 
 @pytest.fixture(scope="session")
@@ -55,9 +59,32 @@ def saved(shop_data: Interactions, tmp_path_factory: pytest.TempPathFactory) -> 
 def wide(shop_data: Interactions, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model whose ids are integers that JavaScript has no numbers for."""
     items, users = (FIRST_WIDE + np.arange(n) for n in shop_data.matrix.shape[::-1])
-    data = Interactions(shop_data.matrix, users, items, labels=shop_data.labels)
+    data = Interactions(shop_data.matrix, users, items, catalogue=shop_data.catalogue)
     folder = tmp_path_factory.mktemp("wide") / "model"
     eq.EASE(l2=20.0).fit(data).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def log() -> Interactions:
+    """40 users x 12 items in the last 30 days, with repeats and one return."""
+    rng = np.random.default_rng(3)
+    start = time.time() - 30 * DAY
+    rows = [
+        (f"u{user}", ITEMS[item], 1.0, start + 29 * DAY * float(rng.random()))
+        for user in range(40)
+        for item in rng.choice(12, 6, p=np.arange(1, 13) / 78)
+    ]
+    rows += [("u1", "item 0", 1.0, start), ("u1", "item 0", -1.0, start + DAY)]
+    return eq.read(rows)
+
+
+@pytest.fixture(scope="session")
+def trended(log: Interactions, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a saved model with a trend."""
+    folder = tmp_path_factory.mktemp("trended") / "model"
+    trend = eq.Trend(half_life="2d", power=1.0, share=1.0)
+    eq.EASE(l2=5.0, trend=trend).fit(log).save(folder)
     return folder
 
 
@@ -72,7 +99,7 @@ class Api:
     """A service in this process; its requests run on the loop of a thread."""
 
     def __init__(self, app: Any, address: str) -> None:
-        self.state = app.state
+        self.state, self.telemetry = app.state, app.telemetry
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -104,6 +131,11 @@ class Api:
 
     def delete(self, path: str, **options: Any) -> httpx.Response:
         return self.request("DELETE", path, **options)
+
+    def settle(self) -> None:
+        """Count and log the requests so far, which a thread does a moment later."""
+        self.telemetry.settle()
+        self.telemetry.write_lines()
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -138,7 +170,7 @@ def _services(saved: Path, folder: Path) -> Iterator[Serve]:
         def open_service(address: str = "127.0.0.1", **settings: Any) -> Api:
             chosen = {"default": str(saved / "dan"), "plain": str(saved / "plain")}
             settings.setdefault("store", f"sqlite:///{folder}/events.db")
-            config = Config.read(None, {"models": chosen, "access_log": False, **settings}, {})
+            config = Config.read(None, {"models": chosen, "access_log": False, **settings})
             api = Api(create(config), address)
             stack.callback(api.close)
             return api
@@ -181,6 +213,11 @@ def empty(url: str) -> None:
         connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
 
 
+def is_worker(process: int) -> bool:
+    """Whether a child of the service is a worker, and not the tracker of multiprocessing."""
+    return b"spawn_main" in Path(f"/proc/{process}/cmdline").read_bytes()
+
+
 class Process:
     """A service in processes of its own, started by the command."""
 
@@ -209,7 +246,7 @@ class Process:
     def workers(self) -> list[int]:
         """Return the process ids of the workers."""
         text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(number) for number in text.split()]
+        return [int(number) for number in text.split() if is_worker(int(number))]
 
     def client(self, **options: Any) -> eq.Client:
         return eq.Client(self.address, **options)
@@ -269,3 +306,28 @@ def start(tmp_path: Path) -> Iterator[Start]:
             process.kill()
         else:
             process._end()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Return a folder on a disk of 512 KB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(folder)]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True)
+    except OSError as error:
+        pytest.skip(f"no small disk could be mounted: {error}")
+    if done.returncode:
+        pytest.skip(f"no small disk could be mounted, which takes root: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Write to a file until the disk is full."""
+    with path.open("wb", 0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass

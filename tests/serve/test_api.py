@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import datetime as dt
 import json
 import time
 from pathlib import Path
@@ -17,6 +19,7 @@ from tests.serve.test_store import TRICKS
 
 import equipoise as eq
 from equipoise.data.interactions import Interactions
+from equipoise.serve.app import _follow_models
 from equipoise.serve.store import attributes
 
 
@@ -238,8 +241,9 @@ def test_rules_are_those_of_the_model(
     [
         ({"exlude": [3]}, "did you mean 'exclude'"),
         ({"exclude": {"colour": "red"}}, "colour"),
-        ({"exclude": {"kind": [[1]]}}, "must be a value of a label"),
-        ({"exclude": {"price": {"max": 1.1}}}, "do not support comparisons"),
+        ({"exclude": {"kind": [[1]]}}, "must be a value of an attribute"),
+        ({"exclude": {"kind": {"max": 1.1}}}, "compare 'kind' with numbers, but it holds text"),
+        ({"exclude": {"price": {"min": 2, "max": 1.1}}}, "no value is from 2 to 1.1"),
         ({"diversity": 2}, "diversity"),
         ({"pin": {"a": 1}}, "pin"),
         ("/etc/passwd", "rules"),
@@ -295,7 +299,7 @@ def test_rules_speak_of_attributes_in_the_store_too(api: Api) -> None:
     assert listed(include={"category": "new"}) == [second, third]
     assert listed(exclude={"tags": ["b"]}) == [first, third, fourth]
     assert listed(exclude={"tags": "c"}) == [first, second, fourth]
-    assert listed(include={"kind": "gift"}) == [second]  # over the label of the model
+    assert listed(include={"kind": "gift"}) == [second]  # over the attribute of the model
     assert listed(at_most={"category": 1}) == [first, second, fourth]
     assert listed(boost={"shelf": {"2": 1000.0}})[0] == third
     api.put(f"/v1/items/{third}", {})
@@ -306,6 +310,60 @@ def test_rules_speak_of_attributes_in_the_store_too(api: Api) -> None:
         assert listed(boost={name: factors})[0] == fourth
     api.put(f"/v1/items/{third}", {**new, "tags": ["b", "c"]})
     assert listed(at_most={"tags": 1}) == [first, second, fourth]
+
+
+def test_rules_compare_attributes_of_the_model_and_of_the_store(
+    served: Serve, shop_data: Interactions, tmp_path: Path
+) -> None:
+    today = dt.datetime.now(dt.UTC).date()
+    days = [today - dt.timedelta(days=n) for n in range(80)]
+    table = {
+        "item": [*shop_data.items, 1, 2],
+        "title": [f"Title {item}" for item in (*shop_data.items, 1, 2)],
+        "price": [float(n) for n in range(80)] + [5.0, 500.0],
+        "since": [*days, days[0], days[60]],
+        "tags": ["new|old", "old"] * 41,
+    }
+    data = shop_data.with_catalogue(pl.DataFrame(table, strict=False))
+    eq.EASE(l2=5.0).fit(data).save(tmp_path / "m")
+    api = served(models={"default": str(tmp_path / "m")})
+
+    def listed(k: int = 80, **rules: Any) -> list[Any]:
+        rules["seen"] = "include"
+        return items(api.post("/v1/recommend", {"user": "u5", "k": k, "rules": rules}))
+
+    cheap = [item for item, price in zip(table["item"], table["price"], strict=True) if price < 3]
+    assert sorted(listed(include={"price": {"max": 2}})) == cheap
+    recent = [int(item) for item, day in zip(table["item"][:80], days, strict=True)][:11]
+    assert sorted(listed(include={"since": {"within": "11d"}})) == recent
+    first, *_ = listed(5)
+    facts = api.get(f"/v1/items/{first}").json()["attributes"]
+    assert facts["since"] == str(days[(first - 3) // 10])
+    assert facts["tags"] in (["new", "old"], ["old"])
+    api.put(f"/v1/items/{first}", {"price": 1000.5, "since": "2001-01-01", "tags": ["rare"]})
+    assert listed(include={"price": {"min": 100}}) == [first]
+    assert listed(include={"since": {"before": "2002-01-01"}}) == [first]
+    assert listed(include={"tags": "rare"}) == [first]
+    filters = {"user": "u5", "k": 80, "filters": {"tags": "new"}}
+    assert 30 < len(items(api.post("/v1/recommend", filters))) <= 40
+    assert listed(3, boost=[[{"since": {"half_life": "1d"}}, 1e9]])[0] != first
+    assert listed(min_users=1000) == []
+    pinned = api.post(
+        "/v1/recommend", {"user": "u5", "k": 3, "rules": {"pin": [1, 2], "min_users": 2}}
+    ).json()["items"]
+    assert [item["title"] for item in pinned[:2]] == ["Title 1", "Title 2"]
+    assert [item["score"] for item in pinned[:2]] == [None, None]
+    assert listed(1, pin=[1, 2], exclude={"price": {"max": 5}}) == [2]
+    api.put("/v1/items/2", {"available": False})
+    assert listed(1, pin=[2, 1]) == [1]
+    api.put("/v1/items/7777", {"price": 1.0})
+    assert listed(1, pin=[7777, 1], include={"price": {"max": 3}}) == [7777]
+    assert items(
+        api.post(
+            "/v1/recommend",
+            {"user": "u5", "k": 1, "rules": {"pin": [1]}, "filters": {"tags": "new"}},
+        )
+    ) == [1]
 
 
 def test_a_pinned_item_that_the_model_does_not_know_is_listed(api: Api) -> None:
@@ -423,9 +481,11 @@ def test_items_are_found_by_title_and_id(standing: Api) -> None:
     assert [item["title"] for item in script] == [f"{SCRIPT} item"]
 
 
-def test_labels_that_are_no_numbers_are_null(served: Serve, tmp_path: Path) -> None:
-    labels = pl.DataFrame({"title": ["Tea", "Milk"], "price": [float("nan"), float("inf")]})
-    data = Interactions(sp.csr_array([[1, 1], [1, 0]]), ["a", "b"], ["tea", "milk"], labels=labels)
+def test_attributes_that_are_no_numbers_are_null(served: Serve, tmp_path: Path) -> None:
+    catalogue = pl.DataFrame({"title": ["Tea", "Milk"], "price": [float("nan"), float("inf")]})
+    data = Interactions(
+        sp.csr_array([[1, 1], [1, 0]]), ["a", "b"], ["tea", "milk"], catalogue=catalogue
+    )
     eq.EASE(l2=1.0).fit(data).save(tmp_path / "m")
     text = served(models={"default": str(tmp_path / "m")}).get("/v1/items").text
 
@@ -439,7 +499,7 @@ def test_labels_that_are_no_numbers_are_null(served: Serve, tmp_path: Path) -> N
 def test_a_forgotten_user_is_unknown_from_then_on(api: Api) -> None:
     click(api, "u5", 3)
     gone = api.delete("/v1/users/u5").json()
-    assert gone == {"user": "u5", "removed": 1}
+    assert gone == {"user": "u5", "removed": 1, "remains": ["default", "plain"]}
     assert api.get("/v1/recommend/u5").json()["source"] == "popular"
     assert api.get("/v1/users/u5").json()["known"] is False
     click(api, "u5", 13)
@@ -654,6 +714,8 @@ def test_metrics_and_overview_count_what_was_shown(api: Api) -> None:
     assert sum(view["shown"].values()) == 15
     assert view["coverage"]["default"] > 0
     assert view["store"]["events"] == 1
+    assert view["past"] == []
+    assert api.get("/v1/admin/overview?past=90000").status_code == 422
     assert api.get("/healthz").json() == api.get("/readyz").json() == {"status": "ok"}
 
 
@@ -681,6 +743,7 @@ def test_numbers_of_a_replaced_model_leave_the_folder(
         for api in (one, other):
             items(api.get("/v1/recommend/u5"))
             items(api.get("/v1/recommend/u5?model=plain&k=8"))
+            api.settle()
         assert len(list(folder.glob("shown-*"))) == 2
         eq.EASE(l2=l2).fit(eq.load(models / "dan").interactions_).save(models / "dan")
         for api in (one, other):
@@ -704,6 +767,23 @@ def test_a_reload_swaps_or_keeps(models: Path, served: Serve) -> None:
     assert refused.status_code == 409
     assert str(models) not in refused.text
     assert api.get("/v1/recommend/u5").json()["version"] == after
+
+
+def test_models_that_another_process_saves_are_loaded(models: Path, served: Serve) -> None:
+    api = served(models={"default": str(models / "dan")}, follow="0.01s")
+    before = api.get("/v1/model").json()["version"]
+    assert not api.state.are_changed()
+    eq.load(models / "plain").save(models / "dan")
+    assert api.state.are_changed()
+
+    async def until_loaded() -> None:
+        following = asyncio.create_task(_follow_models(api.state, api.telemetry))
+        while api.state.are_changed():
+            await asyncio.sleep(0.01)
+        following.cancel()
+
+    asyncio.run(until_loaded())
+    assert api.get("/v1/model").json()["version"] != before
 
 
 def test_a_store_without_its_file_is_told_and_taken_up_again(api: Api, tmp_path: Path) -> None:

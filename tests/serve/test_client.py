@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,106 @@ def test_events_attributes_and_forgetting(service: Process) -> None:
         client.describe(first)
         assert client.forget("c") == 1
         assert client.recommend(["c"]).source == ["popular"]
+
+
+def test_lists_have_their_ids_and_reasons(service: Process, saved: Path) -> None:
+    model = eq.load(saved / "dan")
+    users = ["u201", "u202"]
+    with service.client() as client:
+        answered = client.recommend(users, k=4, reasons=2)
+        assert len({*answered.list_ids}) == 2
+        client.add({"user": "u201", "item": 3, "list_id": answered.list_ids[0]})
+    expected = model.recommend(users, k=4, reasons=2)
+    assert answered.reasons == expected.reasons
+    assert answered.reason_titles == expected.reason_titles
+    frame = answered.to_frame(details=True)
+    columns = ["user", "item", "rank", "source", "title", "reasons", "because"]
+    assert frame.select(columns).equals(expected.to_frame(details=True).select(columns))
+
+
+def test_rules_are_those_of_python_a_mapping_or_a_file(
+    service: Process, saved: Path, tmp_path: Path
+) -> None:
+    rules = eq.Rules(
+        exclude={"kind": "salt"}, boost={"kind": {"tea": 2.0}}, pin=[13], diversity=0.1
+    )
+    rules.save(tmp_path / "rules.toml")
+    expected = eq.load(saved / "dan").recommend(["u5"], k=6, rules=rules).items
+    with service.client() as client:
+        for form in (rules, rules.settings(), tmp_path / "rules.toml"):
+            assert client.recommend(["u5"], k=6, rules=form).items == expected
+        with pytest.raises(eq.SettingError, match="function"):
+            client.recommend(["u5"], rules=eq.Rules(exclude=lambda _: True))
+
+
+def test_events_may_be_tuples_with_datetimes_and_as_many_as_there_are(service: Process) -> None:
+    moment = datetime(2024, 1, 2, tzinfo=UTC)
+    with service.client() as client:
+        assert client.add(("t1", 3))["accepted"] == 1
+        several = [("t1", 13, moment), ("t1", 23, "2024-01-03"), {"user": "t1", "item": 33}]
+        assert client.add(several)["accepted"] == 3
+        stored = list(client.events(user="t1"))
+        assert [event["item"] for event in stored] == ["3", "13", "23", "33"]
+        assert [event["time"] for event in stored[1:3]] == [1704153600.0, 1704240000.0]
+        assert [row["item"] for row in client.events(user="t1", until=moment)] == []
+        many = ({"user": "t2", "item": f"{n} {'x' * 400}"} for n in range(2500))
+        answer = client.add(many)
+        assert answer["accepted"] == len(set(answer["ids"])) == 2500
+        assert sum(1 for _ in client.events(user="t2")) == 2500
+        with pytest.raises(eq.DataError, match="the 1,000 events before it are stored"):
+            client.add([("t3", n) for n in range(1000)] + [{"user": "t3"}])
+        for wrong in [("t1",)], ["t1"], [("t1", 3, 4.0, 5)]:
+            with pytest.raises(eq.DataError, match="an event is a mapping"):
+                client.add(wrong)
+        first = stored[0]["id"]
+        assert client.delete_event(first) == []
+        with pytest.raises(eq.UnknownIdError):
+            client.delete_event(first)
+        assert [row["item"] for row in client.user("t1")["items"]] == [3, 13, 23, 33][1:]
+        assert len(client.user_data("t1")["events"]) == 3
+        assert client.forget("t1", erase=True) == 3
+        client.forget("t2")
+        client.forget("t3")
+
+
+def test_attributes_of_many_items_are_sent_in_parts(
+    service: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("equipoise.serve.client.LINES_AT_ONCE", 2_000)
+    with service.client() as client:
+        rows = ({"item": f"sold {n}", "available": False, "shelf": n} for n in range(200))
+        assert client.add_items(rows) == 200
+        assert client.add_items({13: {"shelf": 7}, "sold 1": {}}) == 2
+        (entry,) = [e for e in client.items("item 1", 80)["items"] if e["item"] == 13]
+        assert entry["attributes"]["shelf"] == 7
+        client.describe(13)
+        with pytest.raises(eq.DataError, match="item 1: item"):
+            client.add_items([{"shelf": 1}])
+
+
+def test_models_are_named_and_reloaded(service: Process) -> None:
+    with service.client() as client:
+        models = client.models()
+        assert list(models) == ["default", "plain"]
+        assert client.reload() == {name: facts["version"] for name, facts in models.items()}
+
+
+def test_one_client_serves_threads_and_coroutines(echo: Echo) -> None:
+    async def ask_all(client: eq.Client) -> list[Any]:
+        async with client:
+            calls = [client.aio.recommend([f"u{n}"]) for n in range(1, 200)]
+            return list(await asyncio.gather(*calls))
+
+    client = eq.Client(echo.address, timeout=60)
+    assert client.recommend(["u3"]).items == [[3] * 3]
+    lists = asyncio.run(ask_all(client))
+    assert [answer.items for answer in lists] == [[[n] * (n % 50)] for n in range(1, 200)]
+    assert echo.connections <= 33
+    assert client._aio is None
+    for name in ("none", "url", "_ask"):
+        with pytest.raises(AttributeError):
+            getattr(client.aio, name)
+    client.close()
 
 
 def test_events_that_are_sent_again_count_once(

@@ -16,9 +16,9 @@ from tests.serve.conftest import Api, Serve
 import equipoise as eq
 from equipoise.ranking.ranker import score_items
 from equipoise.ranking.terms import Constant, Dense
+from equipoise.serve.answers import count_lookups
 from equipoise.serve.config import Limits
-from equipoise.serve.costs import ByteCache, count_bytes, count_lookups, scoring_steps
-from equipoise.serve.state import Catalogue, Served
+from equipoise.serve.state import ByteCache, Catalogue, Served, count_bytes, scoring_steps
 
 MANY_ITEMS = 20_000
 
@@ -143,7 +143,7 @@ def test_large_requests_are_refused_before_any_work(
     def work(*_: Any, **__: Any) -> None:
         raise AssertionError("this is what the limit is to keep away")
 
-    for name in ("top", "reasons", "row"):
+    for name in ("top", "reasons", "request"):
         monkeypatch.setattr(Served, name, work)
     monkeypatch.setattr(Catalogue, "rules", work)
     monkeypatch.setattr("equipoise.serve.state.as_rules", work)
@@ -160,7 +160,7 @@ def test_the_cost_and_what_would_lower_it_are_told(served: Serve) -> None:
         ({"history": history, "k": 80}, "the ids that are named, k or explain"),
         ({"history": history[:40], "k": 15, "explain": 1}, "leave explain out"),
         ({"user": "u5", "k": 80, "rules": {"diversity": 0.5}}, "k + offset (80) or the rules"),
-        ({"user": "u5", "k": 5, "rules": {"exclude": [{"kind": "a"}] * 9}}, "the 9 labels"),
+        ({"user": "u5", "k": 5, "rules": {"exclude": [{"kind": "a"}] * 9}}, "the 9 attributes"),
     ):
         answer = api.post("/v1/recommend", body)
         assert answer.status_code == 422, answer.text
@@ -237,7 +237,7 @@ def test_a_batch_over_a_large_catalogue_is_ordinary() -> None:
     assert Limits().cost > (500 + 500) * 20_000
 
 
-def test_the_labels_that_rules_look_at_are_counted() -> None:
+def test_the_attributes_that_rules_look_at_are_counted() -> None:
     rules = {
         "include": {"kind": "tea", "shelf": [1, 2]},
         "exclude": [3, {"kind": "salt"}],
@@ -246,6 +246,8 @@ def test_the_labels_that_rules_look_at_are_counted() -> None:
         "users": {"ann": {"exclude": {"kind": "jam"}}},
     }
     assert count_lookups(rules) == 2 + 1 + 2 + 1 + 1
+    pairs = [[{"price": {"max": 3}, "kind": "tea"}, 2.0], [["13", {"kind": "salt"}], 0.5], [13, 3]]
+    assert count_lookups({"boost": pairs, "bonus": pairs[:1]}) == 2 + 1 + 2
 
 
 def test_reasons_of_long_lists_are_worked_out_in_parts(
@@ -257,11 +259,12 @@ def test_reasons_of_long_lists_are_worked_out_in_parts(
     sizes = []
 
     def count(terms: Any, rows: Any, users: Any, items: Any) -> Any:
-        sizes.append(len(users))
+        if rows.shape[0] > 1:  # a row for each item of the history
+            sizes.append(len(users))
         return score_items(terms, rows, users, items)
 
-    monkeypatch.setattr("equipoise.serve.state.score_items", count)
-    monkeypatch.setattr("equipoise.serve.state.PAIRS", 500)
+    monkeypatch.setattr("equipoise.models.recommendations.score_items", count)
+    monkeypatch.setattr("equipoise.models.recommendations.PAIRS", 500)
     assert model.reasons(history, places, None, 3) == expected
     assert max(sizes) <= 500
     assert sum(sizes) == 40 * 50

@@ -15,8 +15,14 @@ from tests.serve.test_store import event
 
 from equipoise.errors import DataError
 from equipoise.evaluation.resampling import permutation_test
+from equipoise.serve import experiment
 from equipoise.serve.config import Experiment
-from equipoise.serve.experiment import check_shares, clicked_lists, compare_clicks
+from equipoise.serve.experiment import (
+    RunningComparison,
+    check_shares,
+    clicked_lists,
+    compare_clicks,
+)
 from equipoise.serve.state import assign
 from equipoise.serve.store import Store
 
@@ -48,11 +54,11 @@ def test_a_click_belongs_to_the_latest_list_with_the_item() -> None:
 
 def fill(store: Store, rates: dict[str, float], users: int = 600) -> None:
     rng = np.random.default_rng(3)
-    experiment = Experiment(name="dial", models=dict.fromkeys(rates, 1.0))
+    arms = Experiment(name="dial", models=dict.fromkeys(rates, 1.0))
     writes, clicks = [], []
     for number in range(users):
         user = f"u{number}"
-        model = assign(experiment, user)
+        model = assign(arms, user)
         writes.append(store.record(shown(number, user, model, 100.0, "tea", "milk")))
         if rng.random() < rates[model]:
             clicks.append(event(number, user, "tea", time=150.0))
@@ -208,3 +214,31 @@ def test_the_service_records_the_shares_of_its_experiment(served: Serve) -> None
     other = served(experiments=settings)
     changed = compare_clicks(other.state.store, "dial", 3600)["shares"]
     assert "shares were changed" in changed["verdict"]
+
+
+def test_a_service_compares_its_experiment_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(f"sqlite:///{tmp_path}/x.db")
+    assert RunningComparison(store).of(None)["how"] == "No experiment is running."
+    comparison = RunningComparison(store)
+    assert comparison.of("dial")["how"] == "It has no lists yet."
+    fill(store, {"a": 0.1, "b": 0.5})
+    assert comparison.of("dial")["models"] == []  # it is less than a minute old
+    monkeypatch.setattr(experiment, "SHOWN_FOR", 0.0)
+    assert comparison.of("dial") == compare_clicks(store, "dial", 86_400.0)
+    monkeypatch.setattr(experiment, "MOST_LISTS", 599)
+    assert "600 lists are too many" in comparison.of("dial")["how"]
+    store.close()
+
+
+def test_an_operator_reads_the_comparison(served: Serve) -> None:
+    api = served(experiments=[{"name": "dial", "models": {"default": 0.5, "plain": 0.5}}])
+    for number in range(30):
+        assert api.get(f"/v1/recommend/u{number}?k=2").status_code == 200
+    api.state.store.do(lambda _: None)  # lists are recorded behind the answer
+    answer = api.get("/v1/admin/experiment").json()
+    assert answer["experiment"] == "dial"
+    assert sum(model["users"] for model in answer["models"]) == 30
+    assert "too few" in answer["tests"][0]["verdict"]
+    assert answer["shares"]["verdict"] == "users are spread as the shares say"

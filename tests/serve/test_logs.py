@@ -1,4 +1,4 @@
-"""Logs as JSON lines."""
+"""Logs as JSON lines, and as text on a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from equipoise.serve.logs import Lines
+from equipoise.serve.logs import Lines, TextLines, write_lines
 
 
 @pytest.fixture
@@ -30,6 +30,16 @@ def test_a_record_is_one_line(logger: logging.Logger, capsys: pytest.CaptureFixt
     assert entry["error"] == "ValueError"
 
 
+def test_a_record_with_entries_has_a_line_for_each(
+    logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = [{"time": 1.5, "route": "/v1/items", "token": "Ω"}, {"time": 2.5, "route": "/"}]
+    logger.info("request", extra={"entries": entries})
+    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (first["message"], first["level"], first["time"]) == ("request", "info", 1.5)
+    assert (first["route"], first["token"], second["route"]) == ("/v1/items", "Ω", "/")
+
+
 def test_a_log_that_is_gone_fails_no_request(
     logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -39,3 +49,43 @@ def test_a_log_that_is_gone_fails_no_request(
 
     monkeypatch.setattr(sys, "stderr", Gone())
     logger.info("nobody reads this")
+
+
+def test_text_for_people_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    shop_logger = logging.Logger("shop")
+    shop_logger.addHandler(TextLines())
+    shop_logger.info("request", extra={"fields": {"route": "/v1/x", "ms": 1.5, "token": ""}})
+    shop_logger.warning("bad \x1b[31m id", extra={"fields": {"item": "a\nb"}})
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        shop_logger.exception("failed")
+    first, second, third, *trace = capsys.readouterr().err.splitlines()
+    assert first[8:] == " info    request route=/v1/x ms=1.5"
+    assert second[8:] == " warning bad ?[31m id item=a?b"
+    assert third[8:] == " error   failed"
+    assert trace[-1] == "    ValueError: broken"
+
+
+@pytest.mark.parametrize(
+    ("form", "terminal", "kind"),
+    [
+        ("auto", True, TextLines),
+        ("auto", False, Lines),
+        ("json", True, Lines),
+        ("text", False, TextLines),
+    ],
+)
+def test_a_terminal_gets_text_and_a_file_json(
+    form: str, terminal: bool, kind: type[Lines], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    loggers = [logging.getLogger(name) for name in ("equipoise", "uvicorn", "uvicorn.error")]
+    before = [(entry, entry.handlers[:], entry.propagate, entry.level) for entry in loggers]
+    try:
+        write_lines(form)
+        assert [type(handler) for handler in logging.getLogger("equipoise").handlers] == [kind]
+    finally:
+        for entry, handlers, propagate, level in before:
+            entry.handlers[:], entry.propagate = handlers, propagate
+            entry.setLevel(level)

@@ -113,6 +113,21 @@ def test_a_reload_and_a_killed_worker_under_load(
         start(models / "dan", "--store", f"sqlite:///{tmp_path}/x.db")
 
 
+def test_a_reload_waits_for_a_worker_that_is_starting(
+    models: Path, start: Start, tmp_path: Path
+) -> None:
+    service = start(models / "dan", "--store", f"sqlite:///{tmp_path}/x.db")
+    (killed,) = service.workers()
+    os.kill(killed, signal.SIGKILL)
+    end = time.monotonic() + READY
+    while not (started := [pid for pid in service.workers() if pid != killed]):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    service.process.send_signal(signal.SIGHUP)
+    service.wait_for("models loaded")
+    assert service.workers() == started
+
+
 def test_a_folder_goes_when_the_last_who_holds_it_is_gone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -134,6 +149,9 @@ def test_a_folder_goes_when_the_last_who_holds_it_is_gone(
     os.close(last)
 
 
+@pytest.mark.parametrize(
+    "url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True
+)
 def test_accepted_events_survive_kill_9(
     saved: Path, start: Start, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -202,7 +202,7 @@ def test_a_replaced_model_goes_although_nothing_looks_for_garbage(
     models: Path, tmp_path: Path
 ) -> None:
     config = Config.read(
-        None, {"models": {"dan": str(models / "dan")}, "store": f"sqlite:///{tmp_path}/x.db"}, {}
+        None, {"models": {"dan": str(models / "dan")}, "store": f"sqlite:///{tmp_path}/x.db"}
     )
     store = Store(config.store)
     gc.collect()

@@ -114,7 +114,7 @@ def test_a_thread_that_ended_leaves_no_connection(tmp_path: Path) -> None:
         asking = threading.Thread(target=store.live, args=("ann",))
         asking.start()
         asking.join()
-    assert len(store._connections) == 1
+    assert len(store._idle) == 1
     store.close()
 
 
@@ -306,6 +306,94 @@ def test_a_silent_postgresql_is_given_up_and_taken_again(postgres: Postgres) -> 
     store.close()
 
 
+def test_a_silent_postgresql_costs_no_connections_and_the_log_says_what_happened(
+    postgres: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty(postgres.url)
+    caplog.set_level("INFO")
+    store = Store(postgres.url, timeout=1)
+    store.do(store.add([event(1)]))
+    for _ in range(2):
+        with postgres.frozen():
+            start = time.monotonic()
+            for work in (store.ping, lambda: store.do(store.add([event(2)]))):
+                with pytest.raises(StoreError):
+                    work()  # on a new connection too, which waits for the server to greet
+            with pytest.raises(StoreError):
+                Store(postgres.url, timeout=1)
+            assert time.monotonic() - start < READY / 2
+        assert len(store.live("ann").events) == 1
+    assert store.do(store.add([event(2)])) == 1
+
+    def sessions(connection: sa.Connection) -> int:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+        return int(connection.exec_driver_sql(query).scalar_one())
+
+    end = time.monotonic() + READY
+    while store.query(sessions) > 3:  # those that were cut off end by themselves
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    for text in ("stays silent", "failed to read: ", "can read again", "can write again"):
+        assert text in caplog.text
+    store.close()
+
+
+def test_a_statement_may_take_longer_than_the_timeout_where_nobody_waits(
+    postgres: Postgres,
+) -> None:
+    empty(postgres.url)
+    store = Store(postgres.url, timeout=0.5)
+
+    def sleep(connection: sa.Connection) -> int:
+        connection.exec_driver_sql("SELECT pg_sleep(1.0)")
+        return 1
+
+    assert store.query(sleep, READY) == 1
+    assert store.run([sleep], READY) == [1]
+    for _ in range(3):  # the next ones have the usual time
+        start = time.monotonic()
+        with pytest.raises(StoreError):
+            store.query(sleep)
+        assert time.monotonic() - start < 0.5 * 4
+    store.close()
+
+
+def test_a_client_that_hangs_in_a_transaction_blocks_no_other(postgres: Postgres) -> None:
+    empty(postgres.url)
+    hung, store = Store(postgres.url, timeout=0.5), Store(postgres.url, timeout=5)
+    with hung._write.connect() as connection:
+        connection.execute(events_table.select())
+        connection.exec_driver_sql("LOCK TABLE events IN ACCESS EXCLUSIVE MODE")
+        assert store.do(store.add([event(1)])) == 1  # once the server has ended the transaction
+        connection.invalidate()
+    hung.close()
+    store.close()
+
+
+def test_a_store_finds_its_way_to_a_server_that_takes_writes(postgres: Postgres) -> None:
+    import psycopg
+
+    empty(postgres.url)
+    store = Store(postgres.url, timeout=5)
+
+    def set_read_only(value: str) -> None:
+        with psycopg.connect(postgres.url, autocommit=True) as connection:
+            connection.execute("SET default_transaction_read_only = off")
+            connection.execute(
+                f"ALTER DATABASE postgres SET default_transaction_read_only = {value}"
+            )
+
+    try:
+        set_read_only("on")  # as on a standby, for new connections
+        store._write.dispose()
+        with pytest.raises(StoreError):
+            store.do(store.add([event(1)]))
+    finally:
+        set_read_only("off")
+    assert store.do(store.add([event(1)])) == 1  # connections of before are not used again
+    store.close()
+
+
 def test_a_store_that_closes_lets_go_of_a_silent_server(postgres: Postgres) -> None:
     empty(postgres.url)
     store = Store(postgres.url, timeout=READY)
@@ -357,7 +445,11 @@ def test_a_store_that_failed_a_moment_ago_is_not_ready(
     store.ping()
     with pytest.raises(StoreError):
         store.do(fail)
-    monkeypatch.setattr("equipoise.serve.store.RECENT", 0.0)  # later
+    monkeypatch.setattr("equipoise.serve.database.RECENT", 0.0)  # later
+    with monkeypatch.context() as patch:  # and nobody has written since
+        patch.setattr(store, "touch", fail)
+        with pytest.raises(StoreError):
+            store.ping()
     store.ping()
     store.close()
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serve.conftest import Start
+from tests.serve.conftest import Start, fill
 from tests.serve.test_processes import ask
 
 from equipoise.serve import telemetry
-from equipoise.serve.telemetry import NUMBERS, NumberFile
+from equipoise.serve.telemetry import NUMBERS, POINTS, NumberFile, RequestEntry, Telemetry
 
 COUNTING = """
 import sys
@@ -42,31 +41,6 @@ print(numbers.exposition([Model()]).decode().count("equipoise_requests_total{"))
 """
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Return a folder on a disk of 512 KB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(folder)]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True)
-    except OSError as error:
-        pytest.skip(f"no small disk could be mounted: {error}")
-    if done.returncode:
-        pytest.skip(f"no small disk could be mounted, which takes root: {done.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(path: Path) -> None:
-    """Write to a file until the disk is full."""
-    with path.open("wb", 0) as file, contextlib.suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
-
-
 @pytest.mark.parametrize("filled", ["", "fill"])
 def test_a_full_disk_ends_no_worker(small_disk: Path, filled: str) -> None:
     environment = {**os.environ, telemetry.FOLDER: str(small_disk)}
@@ -77,6 +51,7 @@ def test_a_full_disk_ends_no_worker(small_disk: Path, filled: str) -> None:
     assert "no room for metrics" in done.stderr
 
 
+@pytest.mark.slow  # the quick case is test_a_full_disk_ends_no_worker
 def test_a_service_on_a_full_disk_goes_on(
     saved: Path, start: Start, small_disk: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -93,6 +68,40 @@ def test_a_service_on_a_full_disk_goes_on(
     assert ask(service.address, "/v1/admin/overview")[0] == 200
     assert service.workers() == workers
     assert service.stop() == 0
+
+
+def test_requests_are_counted_and_logged_a_moment_later(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    counted = telemetry.Telemetry(logs_requests=True)
+    for seconds in (0.0005, 0.004, 0.004, 60.0):
+        entry = RequestEntry(1.0, "id", "GET", "/v1/items", 200, seconds, "shop")
+        counted.request(entry)
+    end = time.monotonic() + 60
+    while not caplog.records and time.monotonic() < end:
+        time.sleep(0.01)
+    (record,) = caplog.records
+    assert [line["ms"] for line in record.entries] == [0.5, 4.0, 4.0, 60_000.0]
+    text = counted.exposition([]).decode()
+    assert 'equipoise_requests_total{route="/v1/items",status="200"} 4.0' in text
+    for bound, number in (("0.001", 1.0), ("0.003", 1.0), ("0.005", 3.0), ("+Inf", 4.0)):
+        assert f'seconds_bucket{{le="{bound}",route="/v1/items"}} {number}' in text
+    assert 'equipoise_request_seconds_sum{route="/v1/items"} 60.0085' in text
+
+
+def test_a_log_that_nobody_reads_takes_limited_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(telemetry, "MOST_NOTED", 10)
+    monkeypatch.setattr(telemetry, "PAUSE", 3600.0)
+    counted = telemetry.Telemetry(logs_requests=True)
+    for _ in range(100):
+        counted.request(RequestEntry(1.0, "id", "GET", "/", 200, 0.1, ""))
+    assert len(counted._requests) <= 10
+    assert len(counted._lines) == 10
+    counted.settle()
+    counted.write_lines()
+    assert "90 lines of requests are missing here" in caplog.text
+    assert 'requests_total{route="/",status="200"} 100.0' in counted.exposition([]).decode()
 
 
 def test_numbers_go_on_in_memory_where_a_file_cannot_grow(
@@ -124,3 +133,19 @@ def test_numbers_go_on_in_memory_where_a_file_cannot_grow(
     assert lost.read_value("a") == (1.0, 0.0)
     assert not (tmp_path / "counter_2.db").exists()
     assert [record.message[:19] for record in caplog.records] == ["no room for metrics"]
+
+
+def test_earlier_numbers_are_remembered_and_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers, now = Telemetry(), 1_000_000.0
+    monkeypatch.setattr(telemetry.time, "time", lambda: now)
+    for number in range(1_500):  # 25 hours
+        numbers.events.labels("event").inc()
+        now = 1_000_000.0 + 60 * number
+        numbers.remember([])
+    hour = numbers.past(3_600)
+    assert [sample["time"] for sample in hour] == [now - 60 * n for n in range(60, -1, -1)]
+    assert [sample["events"]["event"] for sample in hour] == list(range(1_440, 1_501))
+    day = numbers.past(86_400)
+    assert 0.5 * POINTS < len(day) <= POINTS
+    assert day[0]["time"] == now - 60 * 1_439
+    assert numbers.past(0.0) == hour[-1:]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -32,6 +34,23 @@ def test_rows_solve_the_equations(system: System, dtype: str, limit: float) -> N
     C = dense(system)
     # the tolerance of the solve times the size of the solution
     assert np.abs(system.rows(items, dtype) - C[items]).max() < limit * np.abs(C).max()
+
+
+def test_rough_rows_have_the_digits_that_a_comparison_needs(system: System) -> None:
+    items, C = np.arange(40), dense(system)
+    rough = replace(system, rough=True).rows(items, "float32")
+    error = np.abs(rough - C).max()
+    assert 1e-8 * np.abs(C).max() < error < 1e-3 * np.abs(C).max()
+
+
+def test_rough_rows_end_after_a_few_steps() -> None:
+    # a ring of items, each tied to the next: the condition is (4 + 1e-9) / 1e-9
+    n = 500
+    rows = np.repeat(np.arange(n), 2)
+    columns = np.stack([np.arange(n), (np.arange(n) + 1) % n], axis=1).ravel()
+    A = narrow(sp.csr_array((np.ones(2 * n), (rows, columns)), shape=(n, n)))
+    system = System(A, A, np.full(n, 1e-9), narrow(sp.csr_array((n, n))), rough=True)
+    assert np.isfinite(system.rows(np.array([0, 7]), "float32")).all()
 
 
 def test_entries_far_below_the_largest_are_accurate_in_float32() -> None:

@@ -97,11 +97,6 @@ def _blocks_of_16(gram: gpu.Gram) -> gpu.Gram:
     return gram
 
 
-def test_unknown_precision_is_refused(problem: Problem) -> None:
-    with pytest.raises(SettingError, match=r"precision must be .auto. or .float32."):
-        gpu.Gram(*problem[:2], device="cpu", precision="half")
-
-
 def test_refining_squares_the_error_of_a_rough_solve(problem: Problem) -> None:
     X, weights, penalty = problem
     gram = gpu.Gram(X, weights, "float32", "cpu")

@@ -17,8 +17,8 @@ import equipoise as eq
 from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, FileFormatError, SettingError, SolveError, TooBigError
 from equipoise.runtime.machine import limited
+from equipoise.runtime.resume import Journal
 from equipoise.solve import neighbourhood
-from equipoise.solve.journal import Journal
 from equipoise.solve.neighbourhood import Columns
 
 Vector = npt.NDArray[np.float64]
@@ -409,7 +409,7 @@ def test_a_search_shares_its_solves(synthetic: Interactions) -> None:
     assert result.trials.height == 8
     assert result.model.inverse_.neighbours == 20
     assert result.model.audit_
-    alone = result.model.vary({}).fit(split.train, engine="neighbourhood", neighbours=20)
+    alone = result.model._vary({}).fit(split.train, engine="neighbourhood", neighbours=20)
     np.testing.assert_array_equal(alone.inverse_.data, result.model.inverse_.data)
 
 

@@ -19,8 +19,8 @@ from tests.tolerance import assert_close, assert_same_lists
 import equipoise as eq
 from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, FileFormatError, SettingError, SolveError, TooBigError
+from equipoise.runtime.resume import locked
 from equipoise.solve import dense, tiled
-from equipoise.solve.journal import locked
 from equipoise.solve.tiled import all_tasks
 
 Problem = tuple[sp.csr_array, np.ndarray, np.ndarray]
@@ -269,7 +269,7 @@ def test_resuming_uses_the_existing_tiles(problem: Problem, tmp_path: Path) -> N
 
 
 def test_two_processes_do_not_share_a_folder(problem: Problem, tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(DataError, match="in use by another fit"):
+    with locked(tmp_path), pytest.raises(DataError, match="in use by another process"):
         tiled.invert(*problem, tile_rows=30, scratch=tmp_path)
 
 

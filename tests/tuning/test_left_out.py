@@ -35,7 +35,7 @@ def test_every_point_is_the_leave_one_out_of_its_own_fit(synthetic: Interactions
 def test_the_chosen_solve_is_the_model(synthetic: Interactions, solves: list[int]) -> None:
     tuned = eq.tune(eq.EASE, synthetic, grid=GRID, users=50, prefer="accuracy")
     assert solves.count(80) == 4  # one for each beta and l2, none for the model
-    alone = tuned.model.vary({}).fit(synthetic)
+    alone = tuned.model._vary({}).fit(synthetic)
     np.testing.assert_array_equal(tuned.model.inverse_, alone.inverse_)
     best = tuned.trials.sort("ndcg@20", descending=True).row(0, named=True)
     assert tuned.best["ndcg@20"] == best["ndcg@20"]
@@ -252,7 +252,7 @@ def test_weights_are_compared_with_their_logarithm_and_with_none(hours: Interact
     assert tuned.model.signals.transform == tuned.best["transform"]
     assert f"{tuned.best['transform']} weights" in tuned.sentence
     assert tuned.notes[0].startswith(f"weights: {tuned.best['transform']} was chosen; ndcg@20")
-    alone = tuned.model.vary({}).fit(hours)
+    alone = tuned.model._vary({}).fit(hours)
     result = eq.leave_one_out(alone, users=100, bootstrap=0)
     assert result["ndcg@20"] == pytest.approx(tuned.best["ndcg@20"], rel=1e-9)
 

@@ -12,7 +12,7 @@ import pytest
 import equipoise as eq
 from equipoise.data.split import Split
 from equipoise.tuning import SearchProgress
-from equipoise.tuning.proposals import GridProposals, RangeProposals, nearest
+from equipoise.tuning.space import GridProposals, RangeProposals, nearest_place
 
 GRID = {
     "alpha": [0.0, 0.3],
@@ -88,7 +88,7 @@ def test_values_without_an_order_are_all_visited() -> None:
     ],
 )
 def test_walk_begins_at_the_nearest_value(axis: Any, target: Any, place: int) -> None:
-    assert nearest(axis, target) == place
+    assert nearest_place(axis, target) == place
 
 
 def test_search_follows_the_walk_and_is_exact_where_it_went(split: Split) -> None:

@@ -14,7 +14,7 @@ from equipoise.data.events import Events
 from equipoise.data.interactions import Interactions
 from equipoise.data.split import Split
 from equipoise.errors import SettingError
-from equipoise.models.base import Recommender
+from equipoise.models.saving import model_classes
 from equipoise.tuning import PAPER
 from equipoise.tuning.space import Space
 
@@ -36,8 +36,8 @@ def visits() -> Split:
 
 SEARCHED = [
     kind
-    for kind in Recommender.registry.values()
-    if kind.search_space and not kind.in_ranges and kind.__module__.startswith("equipoise.")
+    for kind in model_classes.values()
+    if kind.search_space and not kind._in_ranges and kind.__module__.startswith("equipoise.")
 ]
 
 
@@ -73,7 +73,7 @@ def test_large_space_is_searched(synthetic: Interactions, kind: Any) -> None:
         assert set(tuned.trials[name]) <= set(listed)
 
 
-@pytest.mark.parametrize(("kind", "size"), [(eq.SLIS, 27), (eq.SLIT, 36), (eq.SLIST, 108)])
+@pytest.mark.parametrize(("kind", "size"), [(eq.SLIS, 45), (eq.SLIT, 60), (eq.SLIST, 225)])
 def test_session_models_are_tuned_on_sessions(visits: Split, kind: Any, size: int) -> None:
     assert math.prod(map(len, kind.search_space.values())) == size
     tuned = eq.tune(kind, visits, metric="mrr@3", objectives=(), trials=6)
@@ -143,6 +143,14 @@ def test_one_fit_of_a_session_model_serves_every_alpha_and_decay_of_the_past(
         alone = kind(normalizer=eq.DAN(row["alpha"], 0.4), **options).fit(visits.train)
         result = eq.evaluate(alone, visits.valid, k=3, bootstrap=0)
         assert result["mrr@3"] == row["mrr@3"]  # the same sums bit for bit
+
+
+def test_session_models_are_not_tuned_by_leave_one_out(visits: Split) -> None:
+    remedy = r"eq.split.sessions\(data\), or fit SLIST\(l2='auto'\)"
+    with pytest.raises(SettingError, match=f"SLIST is tuned on a split; make one with {remedy}"):
+        eq.tune(eq.SLIST, visits.train)
+    with pytest.raises(SettingError, match=r"make one with eq.split.sessions\(data\)$"):
+        eq.tune(eq.STAN, visits.train)
 
 
 def test_a_session_model_takes_no_fit_of_another_kind(visits: Split) -> None:

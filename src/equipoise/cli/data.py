@@ -9,9 +9,9 @@ import os
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
 
@@ -28,6 +28,7 @@ from equipoise.cli.framework import (
     translate_message,
     working,
 )
+from equipoise.data.read_options import ROLES, ReadOptions
 from equipoise.errors import DataError, SettingError, UnknownIdError
 
 if TYPE_CHECKING:
@@ -88,12 +89,12 @@ def _find_item(data: Interactions, text: str) -> Any:
     try:
         item = raw_id(data.item_index, text)
     except UnknownIdError:
-        if data.labels is None:
+        if data.catalogue is None:
             raise
         item = None
     if item is not None and item in data.item_index:
         return item
-    names = data.items if data.labels is None else data.labels.to_series(0).to_list()
+    names = data.items if data.catalogue is None else data.catalogue.to_series(0).to_list()
     # an item without a title goes by its id
     titles = [
         str(i if title is None else title) for title, i in zip(names, data.items, strict=True)
@@ -149,7 +150,7 @@ def _ids_of_file(path: Path, index: IdIndex) -> list[str]:
     """Return the ids in the item column, or in the only column, of a file."""
     import polars as pl
 
-    from equipoise.data.readers.columns import spelled_like
+    from equipoise.data.columns import spelled_like
 
     try:
         if path.suffix == ".parquet":
@@ -186,50 +187,87 @@ def split_list(text: str) -> list[str]:
     return [entry.strip() for entry in text.split(",") if entry.strip()]
 
 
-@dataclass(frozen=True)
-class ReadOptions:
-    """Options for reading a table of interactions; as for `equipoise.read`."""
+# Help of the options of `equipoise.read` that the command line offers.
+READ_HELP = {
+    "user": f"Column of users ({COLUMN}).",
+    "item": f"Column of items ({COLUMN}).",
+    "time": f"Column of times ({COLUMN}; none: no times).",
+    "time_unit": "Unit of numeric times.",
+    "time_format": "Format of times in text: '%m/%d/%Y %H:%M'.",
+    "rating": "Column of ratings.",
+    "weight": "Column of weights.",
+    "type": "Column of event types, such as view or buy.",
+    "session": "Column of sessions.",
+    "gap": "Pause that ends a session, such as 30m.",
+    "min_rating": "Minimum rating to keep.",
+    "catalogue": "File of item titles and other attributes; repeat it to join several.",
+    "catalogue_id": "Column of item ids in --catalogue.",
+    "catalogue_types": "What a column of --catalogue is, as in genres=list; may be repeated.",
+    "title": "Column of titles in --catalogue.",
+    "ids": "text: read numeric ids as text.",
+    "separator": r"Column separator, such as ';' or '\t'.",
+    "header": "Whether the first line names the columns.",
+    "quote": "Quote character; '' for none.",
+    "escape": r"Escape character before quotes, such as '\'.",
+    "encoding": "Encoding of text files.",
+    "sheet": "Sheet of an Excel workbook.",
+    "format": "File format, such as csv or baskets.",
+    "on_bad": "Unusable rows: stop, or skip and count.",
+}
+READ_FLAGS = {
+    "title": "--title-column",
+    "header": "--header/--no-header",
+    "catalogue_types": "--catalogue-type",
+}
+REPEATED = ("catalogue", "catalogue_types")  # options that may be given several times
 
-    user: Annotated[str | None, read_option(f"Column of users ({COLUMN}).")] = None
-    item: Annotated[str | None, read_option(f"Column of items ({COLUMN}).")] = None
-    time: Annotated[str | None, read_option(f"Column of times ({COLUMN}; none: no times).")] = None
-    time_unit: Annotated[str | None, read_option("Unit of numeric times: s, ms, us or ns.")] = None
-    time_format: Annotated[
-        str | None, read_option("Format of times in text: '%m/%d/%Y %H:%M'.")
-    ] = None
-    rating: Annotated[str | None, read_option("Column of ratings.")] = None
-    weight: Annotated[str | None, read_option("Column of weights.")] = None
-    type: Annotated[str | None, read_option("Column of event types, such as view or buy.")] = None
-    session: Annotated[str | None, read_option("Column of sessions.")] = None
-    gap: Annotated[str | None, read_option("Pause that ends a session, such as 30m.")] = None
-    min_rating: Annotated[float | None, read_option("Minimum rating to keep.")] = None
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(ReadOptions):
+    """Options for reading DATA: those of `equipoise.read`, a k-core filter and a cluster."""
+
     min_user: Annotated[int, read_option("Minimum items per user (k-core).")] = 0
     min_item: Annotated[int, read_option("Minimum users per item (k-core).")] = 0
-    labels: Annotated[str | None, read_option("File of item titles.")] = None
-    label_id: Annotated[str | None, read_option("Column of item ids in --labels.")] = None
-    title: Annotated[
-        str | None, read_option("Column of titles in --labels.", "--title-column")
-    ] = None
-    ids: Annotated[Literal["text"] | None, read_option("text: read numeric ids as text.")] = None
-    separator: Annotated[str | None, read_option(r"Column separator, such as ';' or '\t'.")] = None
-    header: Annotated[
-        bool | None,
-        read_option("Whether the first line names the columns.", "--header/--no-header"),
-    ] = None
-    quote: Annotated[str | None, read_option("Quote character; '' for none.")] = None
-    escape: Annotated[str | None, read_option(r"Escape character before quotes, such as '\'.")] = (
-        None
-    )
-    encoding: Annotated[str, read_option("Encoding of text files.")] = "utf-8"
-    sheet: Annotated[str | None, read_option("Sheet of an Excel workbook.")] = None
-    format: Annotated[str | None, read_option("File format, such as csv or baskets.")] = None
-    on_bad: Annotated[
-        Literal["error", "skip"], read_option("Unusable rows: stop, or skip and count.")
-    ] = "error"
     cluster: Annotated[
         str | None,
         read_option("Dask cluster to use: address of its scheduler, or local."),
     ] = None
+
+    def __post_init__(self) -> None:
+        r"""Translate text: digits are positions of columns, none means no column, \t a tab."""
+        for name in ROLES:
+            text = getattr(self, name)
+            if isinstance(text, str) and text.isdecimal():
+                object.__setattr__(self, name, int(text))
+            elif text == "none" and name in ("time", "rating", "type"):
+                object.__setattr__(self, name, False)
+        tables = self.catalogue or None
+        if isinstance(tables, list) and len(tables) == 1:
+            (tables,) = tables
+        object.__setattr__(self, "catalogue", tables)
+        object.__setattr__(self, "catalogue_types", _told_types(self.catalogue_types))
+        if self.separator == r"\t":
+            object.__setattr__(self, "separator", "\t")
+        super().__post_init__()
+
+    @classmethod
+    def command_options(cls) -> dict[str, tuple[Any, Any]]:
+        """Return the type, with its help, and the default of each option of a command."""
+        types = get_type_hints(cls, include_extras=True)
+        options = {}
+        for field in fields(cls):
+            kind = types[field.name]
+            if field.name in READ_HELP:
+                if field.name in REPEATED:
+                    kind = list[str] | None
+                elif kind is Any or str in get_args(kind):
+                    kind = str | None
+                flags = [READ_FLAGS[field.name]] if field.name in READ_FLAGS else []
+                kind = Annotated[kind, read_option(READ_HELP[field.name], *flags)]
+            elif field.name not in ALWAYS:
+                continue  # ids of the rows and columns of a matrix
+            options[field.name] = (kind, field.default)
+        return options
 
     def load(self, source: str) -> Interactions:
         """Return the interactions in DATA on this machine; print the reader's notes."""
@@ -319,15 +357,18 @@ class ReadOptions:
 
     def _settings(self) -> dict[str, Any]:
         """Return the arguments of `equipoise.read`."""
-        settings = {name: value for name, value in vars(self).items() if name not in ALWAYS}
-        columns = "user item time rating weight type session label_id title"
-        for name in columns.split():
-            text = settings[name]
-            settings[name] = int(text) if text is not None and text.isdecimal() else text
-        for name in ("time", "rating", "type"):  # none: ignore such a column
-            settings[name] = False if settings[name] == "none" else settings[name]
-        settings["separator"] = "\t" if self.separator == r"\t" else self.separator
-        return settings
+        return {field.name: getattr(self, field.name) for field in fields(ReadOptions)}
+
+
+def _told_types(texts: Any) -> dict[str, str] | None:
+    """Return the kinds of columns in texts such as "genres=list"."""
+    types = {}
+    for text in texts or ():
+        name, equals, kind = text.partition("=")
+        if not (name and equals and kind):
+            raise SettingError(f"catalogue_types= is such as genres=list, got {text!r}")
+        types[name] = kind
+    return types or None
 
 
 def gather(data: Interactions | Partitioned) -> Interactions:
@@ -374,7 +415,7 @@ def require_split(source: str) -> Split:
 @declare(app, "stats", "equipoise stats events.csv")
 def stats(
     data: Annotated[list[str], typer.Argument(metavar="DATA", help=DATA)],
-    reading: ReadOptions,
+    reading: Reading,
     delta: Annotated[float, option("Exponent of the homophily weights.")] = 1.5,
     as_json: Json = False,
 ) -> None:
@@ -405,7 +446,7 @@ def stats(
     legend(LEGEND)
 
 
-Protocol = Literal["strong", "weak", "last", "time", "session", "given"]
+Protocol = Literal["strong", "weak", "last", "time", "session", "items", "given"]
 
 
 @dataclass(frozen=True)
@@ -414,7 +455,12 @@ class SplitOptions:
 
     valid: Annotated[float | None, option("Share for tuning; 0: none. (last: 0 or 1)")] = None
     test: Annotated[float | None, option("Share for testing.")] = None
-    history: Annotated[float | None, option("strong: share of a user's items as history.")] = None
+    history: Annotated[
+        float | None, option("strong, items: share of a user's items as history.")
+    ] = None
+    new_items: Annotated[
+        float | None, option("Share of the items to hide (--protocol items). [0.15]")
+    ] = None
     order: Annotated[
         Literal["random", "time"] | None,
         option("strong, session: hold out random or latest items."),
@@ -436,6 +482,7 @@ class SplitOptions:
             "last": ("valid", "n", "repeats"),
             "time": ("valid", "test", "test_from", "valid_from", "repeats"),
             "session": ("valid", "test", "order", "seed"),
+            "items": ("valid", "new_items", "history", "seed"),
             "given": (),
         }[protocol]
         arguments = {name: value for name, value in vars(self).items() if value is not None}
@@ -448,6 +495,8 @@ class SplitOptions:
                 arguments[name] = float(arguments[name])
             except ValueError:
                 continue  # a date
+        if "new_items" in arguments:
+            arguments["share"] = arguments.pop("new_items")
         if protocol == "last":  # as many items in valid as in test, or no valid part
             n = arguments.pop("n", 1)
             arguments |= {"test": n, "valid": n if arguments.get("valid", 1) else 0}
@@ -459,35 +508,57 @@ def split(
     data: Annotated[str, typer.Argument(metavar="DATA", help=DATA)],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
     shares: SplitOptions,
-    reading: ReadOptions,
+    reading: Reading,
     protocol: Annotated[Protocol, option("Split protocol.", "--protocol", "-p")] = "strong",
+    folds: Annotated[
+        int | None, option("strong, weak: splits for cross-validation, in OUT/1, OUT/2, ...")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Split data into train, valid and test.
 
     strong: new users; weak: a share of each user's items; last: each user's last items; time:
-    events from a date on; session: next items of new sessions; given: DATA is a folder with a
-    published split (train, test_in, test_target, ... or train and test).
+    events from a date on; session: next items of new sessions; items: all events of some items,
+    which --new-items means too; given: DATA is a folder with a published split (train, test_in,
+    test_target, ... or train and test).
     """
     check_out(out)
-    parts = _split(data, protocol, shares.settings(protocol), reading)
-    parts.save(out)
-    if not as_json:
-        say(f"{parts}\nsaved in {out}")
+    if shares.new_items is not None and protocol == "strong":
+        protocol = "items"
+    arguments = shares.settings(protocol)
+    if folds is None:
+        parts = _split(data, protocol, arguments, reading)
+        parts.save(out)
+        emit(_sizes(parts, out)) if as_json else say(f"{parts}\nsaved in {out}")
         return
+    if protocol not in ("strong", "weak") or "test" in arguments:
+        raise SettingError("--folds is for --protocol strong and weak, without --test")
+    from equipoise.data.split import folds as split_folds
+
+    facts = []
+    for number, parts in enumerate(
+        split_folds(reading.load(data), folds, protocol=protocol, **arguments), 1
+    ):
+        parts.save(out / str(number))
+        facts.append(_sizes(parts, out / str(number)))
+        if not as_json:
+            say(f"{parts}\nsaved in {out / str(number)}")
+    if as_json:
+        emit({"folds": facts})
+
+
+def _sizes(parts: Split, path: Path) -> dict[str, Any]:
     train = parts.train
     facts = {name: getattr(parts, name) for name in ("protocol", "seed", "fingerprint")}
-    facts |= {"items": train.n_items, "notes": list(parts.notes), "path": str(out)}
+    facts |= {"items": train.n_items, "notes": list(parts.notes), "path": str(path)}
     facts["train"] = {"users": train.n_users, "interactions": train.n_interactions}
     for part in parts.parts:
         known, hidden = part.history.n_interactions, part.target.n_interactions
         facts[part.name] = {"users": part.n_users, "known": known, "to_find": hidden}
-    emit(facts)
+    return facts
 
 
-def _split(
-    data: str, protocol: Protocol, arguments: dict[str, Any], reading: ReadOptions
-) -> Split:
+def _split(data: str, protocol: Protocol, arguments: dict[str, Any], reading: Reading) -> Split:
     from equipoise.data import split as splits
 
     if protocol == "given":
@@ -495,6 +566,7 @@ def _split(
         with working(f"reading {data}"):
             return _published(Path(data))
     names = {"last": "leave_last_out", "time": "time_cut", "session": "sessions"}
+    names["items"] = "new_items"
     split_by = getattr(splits, names.get(protocol, protocol))
     result: Split = split_by(reading.load(data), **arguments)
     return result
@@ -510,7 +582,7 @@ def _published(folder: Path) -> Split:
         parts = read_multvae(folder) if multvae else read_strong(folder)
         valid, test = ((parts[f"{n}_in"], parts[f"{n}_target"]) for n in ("valid", "test"))
         sets: dict[str, Any] = {"valid": valid, "test": test}
-        return from_parts(parts["train"], **sets, protocol="strong", unknown="skip")
+        return from_parts(parts["train"], **sets, protocol="strong", unknown_items="skip")
     parts = read_weak(folder)
     test = (parts["train"], parts["test"])
-    return from_parts(parts["train"], test=test, protocol="weak", unknown="skip")
+    return from_parts(parts["train"], test=test, protocol="weak", unknown_items="skip")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from equipoise.cli.data import raw_id
 from equipoise.cli.framework import Json, clean, declare, emit, legend, option, say, show, working
-from equipoise.cli.recommend import strongest
+from equipoise.cli.recommend import REASONS
 from equipoise.errors import UnknownIdError
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def demo(
         split = strong(data, valid=0.1, test=0.2, seed=0)
         statistics = describe(data)
     with working("fitting and evaluating four models"):
-        models = _models()
+        models = demo_models()
         results = {name: _fit_and_evaluate(model, split) for name, model in models.items()}
     chosen = {name: results[name][0] for name in CHOSEN}
     tests = []
@@ -62,7 +63,8 @@ def demo(
         settings = {"settings": models[name].settings(), "words": models[name].summary()}
         values = result.to_dict()["values"]
         fitted.append({"name": name, **settings, "seconds": seconds, "values": values})
-    example = _example(split.test, models, _user(split.test, user))
+    shown = chosen_user(split.test, models) if user is None else _user(split.test, user)
+    example = _example(split.test, models, shown) | {"chosen": user is None}
     if report is not None:
         from equipoise.report import write_report
 
@@ -82,7 +84,7 @@ def demo(
     say(f"\nFinished in {time.perf_counter() - start:.0f} seconds.", "dim")
 
 
-def _models() -> dict[str, EASE]:
+def demo_models() -> dict[str, EASE]:
     """Return the models by name; settings were tuned on the valid part, or are automatic.
 
     Dropout alone explains much of the gain of DAN over plain EASE, so it has a separate row.
@@ -109,12 +111,34 @@ def _fit_and_evaluate(model: EASE, split: Split) -> tuple[Result, float]:
     return evaluate(model, split.test, k=K), seconds
 
 
-def _user(part: Part, user: str | None) -> Any:
-    """Return the requested user, or the first one with a history that fits on a screen."""
+def chosen_user(part: Part, models: Mapping[str, EASE]) -> Any:
+    """Return the test user for whom EASE + DAN finds most hidden films that plain EASE misses.
+
+    Films of the tail count before others. Only users with a history that fits on a screen are
+    compared, and the first of equals is taken.
+    """
+    from equipoise.evaluation.metrics import head_items
+
+    head = head_items(models[DAN].item_counts_)
+    counts, (shortest, longest) = part.history.user_counts, HISTORY_LENGTH
+    candidates = part.history.users[(counts >= shortest) & (counts <= longest)].tolist()
+
+    def gain(user: Any) -> tuple[int, int]:
+        history, hidden = part.history.history(user), set(part.target.history(user))
+        lists = {
+            name: models[name].recommend([history], k=SHOWN).items[0] for name in (PLAIN, DAN)
+        }
+        hits = {name: hidden.intersection(items) for name, items in lists.items()}
+        position = models[DAN].item_index_.position
+        tail = {name: sum(not head[position(item)] for item in hits[name]) for name in hits}
+        return tail[DAN] - tail[PLAIN], len(hits[DAN]) - len(hits[PLAIN])
+
+    return max(candidates, key=gain)
+
+
+def _user(part: Part, user: str) -> Any:
+    """Return the id of the requested user."""
     index = part.history.user_index
-    if user is None:
-        counts, (shortest, longest) = part.history.user_counts, HISTORY_LENGTH
-        return index.values[((counts >= shortest) & (counts <= longest)).argmax()]
     user_id = raw_id(index, user)
     if user_id not in index:
         known = ", ".join(map(str, index.values[:5]))
@@ -137,7 +161,7 @@ def _example(part: Part, models: dict[str, EASE], user: Any) -> dict[str, Any]:
     for name, fitted in models.items():
         for item in fitted.recommend([history], k=SHOWN).items[0]:
             film = {"item": item, "title": label(item), "tail": is_tail(item)}
-            why = strongest(fitted.explain(history, item))
+            why = fitted.explain(history, item).strongest(REASONS)
             lists[name].append({**film, "hit": item in hidden, "why": why})
     dial = {}
     for alpha in DIAL:
@@ -161,7 +185,8 @@ def _show_models(models: list[dict[str, Any]], tests: list[dict[str, Any]], user
     for model in models:
         values = [model["values"][f"{metric}@{K}"] for metric in METRICS]
         rows.append((model["name"], *values, f"{model['values'][f'coverage@{K}']:.0%}"))
-    show(rows, "", *(metric.replace("_", "\n") for metric in METRICS), "films\nshown")
+    headings = [metric.replace("_", "\n") for metric in METRICS]
+    show(rows, "", *headings, "films\nshown", best=dict.fromkeys(headings, 1))
     say()
     for row in tests:
         if row["model"] == DAN:
@@ -181,6 +206,12 @@ def _show_models(models: list[dict[str, Any]], tests: list[dict[str, Any]], user
 
 def _show_example(example: dict[str, Any]) -> None:
     _heading("4", f"One of these users, number {example['user']}")
+    if example["chosen"]:
+        say(
+            "The one for whom DAN finds most hidden films that EASE misses, tail films first; the "
+            "table\nabove has all users.",
+            "dim",
+        )
     for word, films in (("liked   ", example["history"]), ("hidden  ", example["hidden"])):
         say(Text.assemble((word, "dim"), clean("; ".join(films))))
     rows = []
@@ -190,7 +221,7 @@ def _show_example(example: dict[str, Any]) -> None:
         rows.append((rank, _film(plain), _film(balanced), Text(clean(because), "dim")))
     show(rows, "", PLAIN, DAN, f"{DAN} because of")
     say(Text.assemble(("tail", "green"), ("  not among the most liked 20% of the films", "dim")))
-    say(Text.assemble(("found", "yellow"), (" one of the hidden films", "dim")))
+    say(Text.assemble(("found", "cyan"), (" one of the hidden films", "dim")))
     turned = ", ".join(f"{count} at alpha {alpha}" for alpha, count in example["dial"].items())
     say(
         f"\nThe dial, without a new fit: of {K} films {turned} are from the tail "
@@ -200,7 +231,7 @@ def _show_example(example: dict[str, Any]) -> None:
 
 def _film(film: dict[str, Any]) -> Text:
     tail = (" tail", "green") if film["tail"] else ""
-    return Text.assemble(clean(film["title"]), tail, (" found", "yellow") if film["hit"] else "")
+    return Text.assemble(clean(film["title"]), tail, (" found", "cyan") if film["hit"] else "")
 
 
 def _heading(number: str, text: str) -> None:

@@ -26,6 +26,7 @@ EXTRAS = {
         *("fastapi", "uvicorn", "uvloop", "httptools"),
         *("sqlalchemy", "psycopg", "prometheus_client"),
     ),
+    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "cluster": ("dask", "distributed"),
 }
 
@@ -127,8 +128,15 @@ def _gpu() -> str:
 
 
 def _extra(name: str, modules: tuple[str, ...]) -> dict[str, Any]:
-    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    missing = [module for module in modules if not _is_installed(module)]
     return {"missing": missing, "remedy": f"pip install 'equipoise[{name}]'" if missing else None}
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package around it
+        return False
 
 
 def _cache() -> dict[str, Any]:

@@ -20,6 +20,7 @@ from equipoise.cli.framework import (
     refuse_options,
     say,
     show,
+    verdict_text,
     working,
 )
 from equipoise.cli.recommend import RulesFile
@@ -79,18 +80,16 @@ def evaluate(
 
     if save is not None:
         check_out(save)
-    settings: dict[str, Any]
+    settings: dict[str, Any] = {"k": k or [20], "alpha": dial, "bootstrap": bootstrap}
+    settings["threads"] = options.threads
     if leave_one_out:
         if part != "test" or rules is not None or cluster is not None or tuned_on_test:
             raise SettingError(
                 "--leave-one-out excludes --part, --rules, --cluster and --tuned-on-test; "
                 "leave them out"
             )
-        settings = {"k": k or [20], "alpha": dial, "bootstrap": bootstrap}
-        if users is not None:
-            settings["users"] = users
-        result, fitted = _leave_one_out(paths, chosen, options, settings)
-        _report(result, fitted.summary(), save, as_json)
+        settings |= {} if users is None else {"users": users}
+        _report(*_leave_one_out(paths, chosen, options, settings), save, as_json)
         return
     if users is not None:
         raise SettingError("--users is for --leave-one-out; leave it out")
@@ -108,25 +107,22 @@ def evaluate(
             f"{paths[-1]} has no valid part; use --part test or split with --valid 0.1"
         )
     with working(f"evaluating {title}") as progress:
-        settings = {"bootstrap": bootstrap, "tuned_on_test": tuned_on_test}
-        settings |= {"threads": options.threads, "progress": progress}
-        settings |= {"rules": rules, "alpha": dial}
+        settings |= {"tuned_on_test": tuned_on_test, "progress": progress, "rules": rules}
         if cluster is not None:
             from equipoise.cluster import evaluate as evaluate_on
 
             source = model if len(paths) == 1 else paths[0]
-            result = evaluate_on(source, held_out, k or [20], client=cluster, **settings)
+            result = evaluate_on(source, held_out, client=cluster, **settings)
         else:
             name = model.stem if isinstance(model, Path) else None
-            settings |= {"train": split.train, "name": name}
-            result = measure(model, held_out, k=k or [20], **settings)
+            result = measure(model, held_out, train=split.train, name=name, **settings)
     _report(result, title, save, as_json)
 
 
 def _leave_one_out(
     paths: list[str], chosen: ModelOptions, options: FitOptions, settings: dict[str, Any]
-) -> tuple[Result, Recommender]:
-    """Evaluate a saved model on its training users."""
+) -> tuple[Result, str]:
+    """Return the result of a saved model on its training users, and the model in words."""
     from equipoise.evaluation.leave_one_out import leave_one_out
     from equipoise.models import load
 
@@ -135,8 +131,7 @@ def _leave_one_out(
     refuse_options(options, f"{paths[0]} is evaluated as it was saved", "threads")
     model = load(paths[0])
     with working(f"leaving users out of {model.summary()}") as progress:
-        result = leave_one_out(model, threads=options.threads, progress=progress, **settings)
-    return result, model
+        return leave_one_out(model, progress=progress, **settings), model.summary()
 
 
 def _report(result: Result, title: str, save: Path | None, as_json: bool) -> None:
@@ -239,7 +234,7 @@ def compare(
             verdict = "no clear difference"
         means = (row["model"], row["baseline"], row["mean"], row["baseline_mean"])
         change = (f"{row['difference']:+.4f}", f"{row['low']:+.4f} to {row['high']:+.4f}")
-        rows.append((*means, *change, f"{row['p_adjusted']:.2g}", verdict))
+        rows.append((*means, *change, f"{row['p_adjusted']:.2g}", verdict_text(verdict)))
     heads = ("model", "against", metric, "before", "difference", "95% interval", "p", "verdict")
     show(rows, *heads)
     test_name = f"two-sided test paired by user, corrected for {frame.height} test(s)"

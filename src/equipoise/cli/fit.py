@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import closing
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from equipoise.cli.data import DATA, ReadOptions, check_out, find_users, gather
+from equipoise.cli.data import DATA, Reading, check_out, find_users, gather, open_split
 from equipoise.cli.framework import (
     Json,
     Saved,
@@ -24,14 +25,21 @@ from equipoise.cli.framework import (
     working,
 )
 from equipoise.cli.serve import NoTenant, require_extra
-from equipoise.cli.settings import FitOptions, ModelOptions, PlanOptions, confirm_solve_time, parse
+from equipoise.cli.settings import (
+    FitOptions,
+    ModelOptions,
+    PlanOptions,
+    SearchOptions,
+    confirm_solve_time,
+    parse,
+)
+from equipoise.cli.tune import estimate_facts, show_estimate, show_search
 from equipoise.errors import SettingError, TooBigError
 
 if TYPE_CHECKING:
     from equipoise.data.interactions import Interactions
+    from equipoise.models import Recommender
     from equipoise.tuning import Tuned
-
-Preference = Literal["tail", "balance", "accuracy"]
 
 app = typer.Typer()
 
@@ -39,7 +47,7 @@ app = typer.Typer()
 @declare(app, "plan", "equipoise plan --users 100000 --items 20000 --interactions 5000000")
 def plan(
     options: PlanOptions,
-    reading: ReadOptions,
+    reading: Reading,
     data: Annotated[str | None, typer.Argument(metavar="[DATA]", help=DATA)] = None,
     users: Annotated[int | None, option("Number of users.")] = None,
     items: Annotated[int | None, option("Number of items.")] = None,
@@ -80,10 +88,8 @@ def fit(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
     chosen: ModelOptions,
     options: FitOptions,
-    reading: ReadOptions,
-    prefer: Annotated[Preference | None, option("Goal of the search. [balance]")] = None,
-    trials: Annotated[int | None, option("Number of solves of the search. [7]")] = None,
-    budget: Annotated[str | None, option("Time for the search, such as 10m or 2h.")] = None,
+    reading: Reading,
+    searching: SearchOptions,
     no_search: Annotated[
         bool, option("Fit once, with defaults for unset options.", "--no-search")
     ] = False,
@@ -95,27 +101,38 @@ def fit(
 ) -> None:
     """Fit a model and save it; uses the train part of a saved split.
 
-    The family and the hyper-parameters of a linear autoencoder are searched by leave-one-out with
-    a few solves, and the model keeps an estimate of its accuracy on new users. Settings named by
-    options are not searched; --l2 with --dropout means ease without a normalizer, unless --model
-    or --normalizer is used. Interaction weights are compared with their logarithm and with no
-    weights, unless --signals is used. --no-search fits once.
+    The family and the hyper-parameters of a linear autoencoder are searched with a few solves.
+    Where DATA has times, settings are chosen for the time after the last event: several cuts are
+    made near the end, and lists of a model fitted before each cut are compared with what came
+    next. The part of recent popularity (the trend) and the decay of old events are searched too,
+    and the output has the figure to expect in the next period, beside popularity, recent
+    popularity and item-kNN. Without times, with --criterion leave-one-out, and for the train part
+    of a split that is not by time, settings are measured on users left out of the fit, and the
+    output has the figure to expect on new users.
+
+    Settings named by options are not searched; --l2 with --dropout means ease without a
+    normalizer, unless --model or --normalizer is used. Interaction weights are compared with
+    their logarithm and with no weights, unless --signals is used. The settings of slis, slit and
+    slist are chosen by the next click in the last sessions, unless one of them is set.
+    --no-search fits once.
+
+    A catalogue with more than titles also describes the items: new ones can be recommended, and
+    it takes part in the solve if the lists of users left out of the fit get clearly better.
     """
     check_out(out)
-    search_options: dict[str, Any] = {"prefer": prefer, "trials": trials, "budget": budget}
     model = chosen.build() if no_search else chosen.candidates()[0]
     if half and not hasattr(model, "halve"):
         raise SettingError(f"--half is for linear autoencoders, not {type(model).__name__}")
-    reason = "--no-search" if no_search else _reason_not_to_search(chosen, options)
+    reason = "--no-search" if no_search else _reason_not_to_search(chosen, options, searching)
     if reason is not None:
-        _refuse_search_options(search_options, reason)
-        model = chosen.build()
+        searching.refuse(reason)
+        model = chosen.build() if no_search else _with_automatic_settings(chosen)
     opened = reading.open(data)
     start = perf_counter()
     if reading.cluster is not None and options.needs_workers(model, opened):
         from equipoise.cluster import fit as fit_on_workers
 
-        _refuse_search_options(search_options, "workers fit once what outgrew this machine")
+        searching.refuse("workers fit once what outgrew this machine")
         if reason is None:
             note("fitting once with automatic settings: a search needs solves on this machine")
         model = chosen.build()
@@ -133,19 +150,40 @@ def fit(
         elif chosen.is_used and not (interactions.user_counts >= 2).any():
             reason = "no user has two items, one to show and one to hold out"
         if reason is not None:
-            _refuse_search_options(search_options, reason)
+            searching.refuse(reason)
     if reason is None:
-        best = _search(chosen, options, interactions, search_options, yes)
+        searching = _with_criterion(searching, data, interactions)
+        best = _search(chosen, options, interactions, searching, yes)
         _save(best.model, out, perf_counter() - start, as_json, best, half, chosen)
         return
     arguments = chosen.fit_arguments(model)
-    options.confirm(model, interactions, yes, **arguments)
+    activity = f"fitting {type(model).__name__}"
+    options.confirm(model, interactions, activity, yes=yes, **arguments)
     options.fit(model, interactions, **arguments)
     _note_plain_fit(model, interactions, reason)
     _save(model, out, perf_counter() - start, as_json, half=half)
 
 
-def _reason_not_to_search(chosen: ModelOptions, options: FitOptions) -> str | None:
+def _with_criterion(searching: SearchOptions, source: str, data: Interactions) -> SearchOptions:
+    """Return the options with the criterion of a split; print why time is no criterion."""
+    split = open_split(source)
+    is_default = searching.by_time(data) and (
+        (searching.criterion, searching.horizon, searching.folds) == (None, None, None)
+    )
+    if is_default and split is not None and split.protocol != "time":
+        note(
+            f"the {split.protocol} split hides items at random, so settings are chosen by "
+            "leave-one-out; --criterion time chooses them for the time after the last event"
+        )
+        return dataclasses.replace(searching, criterion="leave-one-out")
+    if not searching.by_time(data) and (searching.criterion, searching.prefer) == (None, None):
+        note("the data have no times, so settings are chosen by leave-one-out")
+    return searching
+
+
+def _reason_not_to_search(
+    chosen: ModelOptions, options: FitOptions, searching: SearchOptions
+) -> str | None:
     """Return why these options mean a single fit, or None if settings can be searched."""
     from equipoise.models.linear import LinearAutoencoder
 
@@ -154,7 +192,7 @@ def _reason_not_to_search(chosen: ModelOptions, options: FitOptions) -> str | No
         return f"this model needs a split to be tuned: equipoise tune SPLIT OUT {family}"
     if options.refine:
         return "--refine is for a single fit"
-    if options.engine == "neighbourhood":
+    if options.engine == "neighbourhood" and searching.criterion != "time":
         return (
             "leave-one-out does not support --engine neighbourhood; on a split: "
             "equipoise tune SPLIT OUT --engine neighbourhood"
@@ -162,13 +200,15 @@ def _reason_not_to_search(chosen: ModelOptions, options: FitOptions) -> str | No
     return None
 
 
-def _refuse_search_options(search_options: dict[str, Any], reason: str) -> None:
-    used = [f"--{name}" for name, value in search_options.items() if value is not None]
-    if used:
-        raise SettingError(
-            f"{used[0]} is for a search, and nothing is searched: {reason}; leave it out "
-            "(as --prefer, --trials and --budget)"
-        )
+def _with_automatic_settings(chosen: ModelOptions) -> Any:
+    """Return the model; one of sessions with automatic settings, unless an option sets one."""
+    from equipoise.models.session_choice import CHOSEN
+    from equipoise.models.sessions import SessionRegression
+
+    model = chosen.build()
+    if isinstance(model, SessionRegression) and not CHOSEN & chosen.fixed.keys():
+        return model._vary({"l2": "auto"})
+    return model
 
 
 def _searched_settings(chosen: ModelOptions, data: Interactions) -> list[str]:
@@ -178,7 +218,7 @@ def _searched_settings(chosen: ModelOptions, data: Interactions) -> list[str]:
 
     models = chosen.candidates()
     names = ["family"] if len(models) > 1 else []
-    names += dict.fromkeys(name for model in models for name in model.tunable())
+    names += dict.fromkeys(name for model in models for name in model._tunable())
     names = [name for name in names if name not in (*chosen.fixed, *SETTINGS)]
     return [*names, "transform"] if can_compare_weightings(models, data) else names
 
@@ -187,7 +227,9 @@ def _note_plain_fit(model: Any, data: Interactions, reason: str) -> None:
     """Print why nothing was searched, and how weights were used."""
     from equipoise.tuning.space import can_compare_weightings
 
-    if model.search_space:
+    if getattr(model, "chosen_", None):
+        note("settings chosen by MRR@20 in the last sessions; --no-search takes the defaults")
+    elif model.search_space:
         note(f"no search: {reason}")
     if can_compare_weightings([model], data):
         note("weights are used as they are; --signals log1p or binary may give better lists")
@@ -197,31 +239,44 @@ def _search(
     chosen: ModelOptions,
     options: FitOptions,
     data: Interactions,
-    search_options: dict[str, Any],
+    searching: SearchOptions,
     yes: bool,
 ) -> Tuned:
     """Search the settings that no option sets."""
-    from equipoise.cli.tune import show_search
     from equipoise.tuning import tune
-    from equipoise.tuning.search import FEW
+    from equipoise.tuning.space import TIME_SETTINGS
 
-    arguments = {name: value for name, value in vars(options).items() if name != "refine"}
-    models = chosen.candidates()
-    if search_options["budget"] is None:
-        plan_options = {name: value for name, value in arguments.items() if name != "threads"}
-        solves = search_options["trials"] or FEW
+    arguments = options.plan_arguments() | {"threads": options.threads}
+    models = _described(chosen.candidates(), chosen, data)
+    if searching.budget is None:
+        plan_options, solves = options.plan_arguments(), searching.n_solves(data)
         confirm_solve_time(data, "choosing settings", plan_options, solves=solves, yes=yes)
-    tunable = {name for model in models for name in model.tunable()}
+    tunable = {*TIME_SETTINGS, *(name for model in models for name in model._tunable())}
     fixed = [name for name in chosen.fixed if name in tunable]
     arguments |= chosen.fit_arguments(models[0])
     with show_search("ndcg@20") as progress:
-        return tune(models, data, fixed=fixed, progress=progress, **search_options, **arguments)
+        return tune(models, data, fixed=fixed, progress=progress, **vars(searching), **arguments)
+
+
+def _described(
+    models: list[Recommender], chosen: ModelOptions, data: Interactions
+) -> list[Recommender]:
+    """Return the models with features, if no option says otherwise and the catalogue has some."""
+    from equipoise.models.features import Features, usable
+    from equipoise.runtime.machine import free_memory
+
+    features = Features()
+    needed = 3 * 4 * data.n_items * features.limit  # of a column for each feature
+    if chosen.features is not None or needed > free_memory() / 4 or not usable(features, data):
+        return models
+    note("items are described by the catalogue; --features none leaves it out")
+    return [model._vary({"features": features}) for model in models]
 
 
 @declare(app, "update", "equipoise update model --add new.csv --out model-new")
 def update(
     model: Saved,
-    reading: ReadOptions,
+    reading: Reading,
     add: Annotated[str | None, option("DATA with interactions to add.")] = None,
     remove: Annotated[str | None, option("DATA with interactions to remove.")] = None,
     replace: Annotated[
@@ -311,7 +366,7 @@ def _save(
         facts |= {"audit": audit} if audit else {}
         facts |= {"loss": model.loss_} if half else {}
         if tuned is not None:
-            estimate = tuned.estimate and vars(tuned.estimate)
+            estimate = estimate_facts(tuned.estimate)
             facts |= {"chosen": tuned.sentence, "estimate": estimate, "solves": tuned.solves}
             facts |= {"notes": tuned.notes, **choices}
         emit({"path": str(path), **facts, **sizes, "data_fingerprint": model.data_fingerprint_})
@@ -331,13 +386,15 @@ def _save(
     if choices["fixed"]:
         say(f"set by options: {', '.join(choices['fixed'].values())}")
     say("\n".join([*tuned.notes, f"chosen: {tuned.sentence}"]))
-    if tuned.estimate is not None:
-        say(f"on new users: {tuned.estimate}")
+    show_estimate(tuned.estimate)
 
 
 def _choices(tuned: Tuned, chosen: ModelOptions) -> dict[str, Any]:
     """Return the names of the searched settings, and the options that set others."""
     from equipoise.data.signals import SETTINGS
+    from equipoise.models.trend import SETTINGS as TREND_SETTINGS
+    from equipoise.tuning.slices import Forecast
+    from equipoise.tuning.space import TIME_SETTINGS
 
     fixed = chosen.fixed
     if chosen.model is not None:
@@ -346,10 +403,17 @@ def _choices(tuned: Tuned, chosen: ModelOptions) -> dict[str, Any]:
         fixed["family"] = "ease (because of --l2 and --dropout)"
     if chosen.normalizer is not None:
         fixed["normalizer"] = f"--normalizer {chosen.normalizer}"
-    skipped = {*fixed, *tuned.objectives, *SETTINGS, "solve", "failed"}
+    skipped = {*fixed, *tuned.objectives, *SETTINGS, *TREND_SETTINGS, "solve", "failed"}
     if tuned.trials["family"].n_unique() == 1:
         skipped.add("family")
+    if (
+        "feature_strength" in tuned.trials.columns
+        and tuned.trials["feature_strength"].n_unique() == 1
+    ):
+        skipped.add("feature_strength")  # of features; the last fit chooses it
     names = [name for name in tuned.trials.columns if name not in skipped]
+    if isinstance(tuned.estimate, Forecast):
+        names += [name for name in TIME_SETTINGS if name not in fixed]
     if "transform" in tuned.trials.columns and tuned.trials["transform"].n_unique() > 1:
         names.append("weights (transform)")
     return {"searched": names, "fixed": fixed}

@@ -35,6 +35,8 @@ from equipoise.errors import EquipoiseError, SettingError
 if TYPE_CHECKING:
     from rich.table import Table
 
+# consoles of the progress displays that run, whatever thread writes
+live_consoles: list[Console] = []
 # context of the command group that runs
 current_context: ContextVar[Any] = ContextVar("current_context", default=None)
 
@@ -50,6 +52,8 @@ CLOSED_PIPE = 141  # exit code of a shell for a program ended by SIGPIPE
 SETTING = re.compile(r"""\b([a-z]\w*)=('[^']*'|"[^"]*"|True\b|False\b|-?\d[\w.]*\b|)""")
 # a filter as the library's messages propose it
 FILTER = re.compile(r"data\.filter\((\w+)=\.\.\.\)")
+# a column that they ask for
+COLUMN = re.compile(r"eq\.read\(\.\.\., (\w+)=\.\.\.\)")
 NUMERIC = re.compile(r"[-+]?[\d.]|-?$")
 
 Report = Callable[[int, int], None]  # called with steps done and steps in all
@@ -79,7 +83,13 @@ class Printer(Console):
 
 
 def console(*, error: bool = False) -> Console:
-    """Return a console for stdout or stderr, with a fixed width where there is no terminal."""
+    """Return a console for stdout or stderr, with a fixed width where there is no terminal.
+
+    While a progress display runs, its console is that of stderr: text that another one wrote would
+    leave parts of the display between the lines.
+    """
+    if error and live_consoles:
+        return live_consoles[-1]
     stream = sys.stderr if error else sys.stdout
     width = None if stream.isatty() else PIPE_WIDTH
     return Printer(stderr=error, width=width, highlight=False, markup=False, emoji=False)
@@ -135,14 +145,24 @@ def number(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 10 else f"{value:,.1f}"
 
 
-def table(rows: Iterable[Iterable[Any]], *headings: str) -> Table:
+def table(
+    rows: Iterable[Iterable[Any]], *headings: str, best: Mapping[str, int] | None = None
+) -> Table:
     """Return a table: numbers right-aligned, text left-aligned and wrapped; None is empty.
 
-    Text is printed literally, never as markup.
+    The first column has names, which stay on one line. `best` gives a sign to headings of which
+    the largest (1) or smallest (-1) value is bold. Text is printed literally, never as markup.
     """
     from rich.table import Table
 
-    cells = [[_cell(value) for value in row] for row in rows]
+    values = [list(row) for row in rows]
+    cells = [[_cell(value) for value in row] for row in values]
+    for column, name in enumerate(headings):
+        if best and name in best and len(values) > 1:
+            numbers = [row[column] for row in values]
+            target = (max if best[name] > 0 else min)(numbers)
+            for value, row in zip(numbers, cells, strict=True):
+                row[column].stylize("bold" if value == target else "")
     out = Table(box=None, pad_edge=False, header_style="dim", show_header=bool(headings))
     out.padding = (0, 2, 0, 0)
     for column in range(len(headings) or len(cells[0])):
@@ -150,7 +170,7 @@ def table(rows: Iterable[Iterable[Any]], *headings: str) -> Table:
         if all(NUMERIC.match(row[column].plain) for row in cells):
             out.add_column(heading, justify="right", no_wrap=True)
         else:
-            out.add_column(heading, overflow="fold")
+            out.add_column(heading, overflow="fold", no_wrap=column == 0)
     for row in cells:
         out.add_row(*row)
     return out
@@ -164,12 +184,26 @@ def _cell(value: Any) -> Text:
     return Text(number(value))
 
 
-def show(rows: Iterable[Iterable[Any]], *headings: str, title: str | None = None) -> None:
+def show(
+    rows: Iterable[Iterable[Any]],
+    *headings: str,
+    title: str | None = None,
+    best: Mapping[str, int] | None = None,
+) -> None:
     """Print a table on stdout below an empty line and an optional title."""
     say()
     if title is not None:
         say(title, "bold")
-    console().print(table(rows, *headings))
+    console().print(table(rows, *headings, best=best))
+
+
+VERDICTS = {"better": "green", "worse": "red", "no clear difference": "dim"}
+
+
+def verdict_text(verdict: str) -> Text:
+    """Return a verdict in its colour: green if it favours the model, yellow if it warns."""
+    style = VERDICTS.get(verdict, "yellow" if verdict.startswith("do not") else "green")
+    return Text(clean(verdict), style)
 
 
 def legend(definitions: Mapping[str, str]) -> None:
@@ -211,7 +245,11 @@ def _spinner(activity: str) -> Iterator[Report]:
         def report(done: int, total: int) -> None:
             progress.update(task, description=f"{activity} {done / max(total, 1):.0%}")
 
-        yield report
+        live_consoles.append(progress.console)
+        try:
+            yield report
+        finally:
+            live_consoles.pop()
 
 
 @contextmanager
@@ -381,7 +419,7 @@ def settings_to_options(text: str, options: Options) -> str:
         unquoted = value[1:-1] if value[0] in ("'", '"') else value
         return f"{yes} {shlex.quote(unquoted)}"
 
-    return SETTING.sub(to_option, FILTER.sub(r"\1=", text))
+    return SETTING.sub(to_option, COLUMN.sub(r"\1=", FILTER.sub(r"\1=", text)))
 
 
 def refuse_options(options: Any, reason: str, *allowed: str) -> None:
@@ -394,8 +432,8 @@ def refuse_options(options: Any, reason: str, *allowed: str) -> None:
 def declare(app: typer.Typer, name: str, example: str) -> Callable[[Command], Command]:
     """Register a function as a command, with an example that ``--help`` shows and the tests run.
 
-    A parameter of a dataclass type becomes one option per field; the function receives the
-    dataclass.
+    A parameter of a dataclass type becomes one option per field, or those that its
+    `command_options` returns; the function receives the dataclass.
     """
 
     def register(function: Command) -> Command:
@@ -407,6 +445,14 @@ def declare(app: typer.Typer, name: str, example: str) -> Callable[[Command], Co
     return register
 
 
+def _group_options(group: Any) -> dict[str, tuple[Any, Any]]:
+    """Return type and default of each option of a dataclass."""
+    if hasattr(group, "command_options"):
+        return dict(group.command_options())
+    types = typing.get_type_hints(group, include_extras=True)
+    return {field.name: (types[field.name], field.default) for field in dataclasses.fields(group)}
+
+
 def _expand_groups(function: Command) -> Command:
     hints = typing.get_type_hints(function, include_extras=True)
     groups: dict[str, list[str]] = {}
@@ -414,9 +460,7 @@ def _expand_groups(function: Command) -> Command:
     for name, parameter in inspect.signature(function).parameters.items():
         declared = {name: (hints[name], parameter.default)}
         if dataclasses.is_dataclass(hints[name]):
-            types = typing.get_type_hints(hints[name], include_extras=True)
-            fields = dataclasses.fields(hints[name])
-            declared = {field.name: (types[field.name], field.default) for field in fields}
+            declared = _group_options(hints[name])
             groups[name] = list(declared)
         if duplicates := options.keys() & declared.keys():
             raise TypeError(f"{function.__name__} declares {', '.join(duplicates)} twice")

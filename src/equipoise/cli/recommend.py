@@ -1,4 +1,4 @@
-"""Commands that query a model: `recommend`, `similar` and `explain`."""
+"""Commands that query a model: `recommend`, `similar`, `explain` and `vectors`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equipoise.cli.framework import Cluster, Json, Saved, declare, emit, option,
 from equipoise.errors import SettingError
 
 if TYPE_CHECKING:
-    from equipoise.models import Explanation, Recommendations, Recommender
+    from equipoise.models import Recommendations, Recommender
 
 app = typer.Typer()
 
@@ -49,6 +49,10 @@ def recommend(
     ] = None,
     k: Length = 20,
     alpha: Alpha = None,
+    new_items: Annotated[
+        float | None,
+        option("Factor of the scores of items without users; 0: none.", "--new-items"),
+    ] = None,
     rules: RulesFile = None,
     exclude: Annotated[str | None, option("Items to exclude: a,b,c, or @FILE.")] = None,
     candidates: Annotated[str | None, option("Candidate items: a,b,c, or @FILE.")] = None,
@@ -74,10 +78,11 @@ def recommend(
     skip = unknown_items == "skip"
     targets = None if all_users else _targets(fitted, user, history, session, unknown_users, skip)
     options: dict[str, Any] = {"alpha": alpha, "threads": threads, "rules": rules}
+    options |= {} if new_items is None else {"new_items": new_items}
     options |= {"unknown_users": unknown_users, "reasons": REASONS if why and out else 0}
     for name, text in (("exclude", exclude), ("candidates", candidates)):
         if text is not None:
-            known, unknown = item_lists(fitted.interactions_, text, skip=skip)
+            known, unknown = item_lists(fitted._served, text, skip=skip)
             # rules may pin items that are unknown to the model
             options |= {name: [*known, *unknown], "unknown_items": "skip"}
     if with_seen:
@@ -108,7 +113,8 @@ def recommend(
                     row["why"] = []
                     # pinned items that are unknown to the model have no reasons
                     if ranked["source"] == "model" and row["item"] in fitted.item_index_:
-                        row["why"] = strongest(fitted.explain(target, row["item"], alpha=alpha))
+                        explanation = fitted.explain(target, row["item"], alpha=alpha)
+                        row["why"] = explanation.strongest(REASONS)
     if as_json:
         emit(lists)
         return
@@ -128,23 +134,16 @@ def _targets(
     """Return the ids of users, or the histories, to recommend to."""
     if session and not model.ordered:
         kind = type(model).__name__
-        raise SettingError(f"--session needs slis, slit, slist or vsknn; {kind} takes --history")
+        raise SettingError(
+            f"--session needs slis, slit, slist, vsknn, stan or vstan; {kind} takes --history"
+        )
     histories = [*(history or ()), *(session or ())]
     if bool(user) == bool(histories):
         raise SettingError(f"give one of {choices}")
     if user:
         known, hint = unknown_users == "error", "for a new user give --history"
-        return find_users(model.interactions_, user, known=known, hint=hint)
-    return [item_list(model.interactions_, text, skip=skip) for text in histories]
-
-
-def strongest(explanation: Explanation) -> list[dict[str, Any]]:
-    """Return the items of the history with the largest positive contributions."""
-    names = explanation.titles or [str(source) for source in explanation.sources]
-    rows = zip(explanation.sources, names, explanation.contributions, strict=True)
-    positive = sorted((row for row in rows if row[2] > 0), key=lambda row: -row[2])
-    keys = ("item", "title", "contribution")
-    return [dict(zip(keys, row, strict=True)) for row in positive[:REASONS]]
+        return find_users(model._served, user, known=known, hint=hint)
+    return [item_list(model._served, text, skip=skip) for text in histories]
 
 
 def _lists(recommended: Recommendations) -> list[dict[str, Any]]:
@@ -165,7 +164,7 @@ def _lists(recommended: Recommendations) -> list[dict[str, Any]]:
 
 def _title(model: Recommender, target: Any, source: str) -> str:
     """Return the heading of the list for a user or a history."""
-    data = model.interactions_
+    data = model._served
     popular = "; unknown user, so these are the most popular items"
     suffix = popular if source == "popular" else ""
     if isinstance(target, list):
@@ -182,7 +181,9 @@ def _show_list(rows: list[dict[str, Any]], title: str) -> None:
     for row in rows:
         cells = {**row, "item": str(row["item"])}
         if "why" in row:
-            cells["because of"] = ", ".join(reason["title"] for reason in cells.pop("why"))
+            cells["because of"] = ", ".join(
+                f"{reason['title']} {reason['share']:.0%}" for reason in cells.pop("why")
+            )
         table.append(cells)
     headings = list(table[0]) if table else ["rank", "item", "score"]
     show((cells.values() for cells in table), *headings, title=title)
@@ -208,7 +209,7 @@ def similar(
         raise SettingError("give ITEM, or --all with --out FILE.parquet")
     fitted = load(model)
     if out is not None:
-        items = None if item is None else find_items(fitted.interactions_, [item])
+        items = None if item is None else find_items(fitted._served, [item])
         with working("computing similar items"):
             count = fitted.similar_to(out, items, k, alpha=alpha, rules=rules)
         if as_json:
@@ -217,12 +218,12 @@ def similar(
             say(f"{count:,} lists written to {out}")
         return
     assert item is not None
-    (item_id,) = find_items(fitted.interactions_, [item])
+    (item_id,) = find_items(fitted._served, [item])
     (ranked,) = _lists(fitted.similar(item_id, k, alpha=alpha, rules=rules))
     if as_json:
         emit({"item": item_id, "similar": ranked["items"]})
     else:
-        _show_list(ranked["items"], f"similar to {fitted.interactions_.label(item_id)}")
+        _show_list(ranked["items"], f"similar to {fitted._served.label(item_id)}")
 
 
 @declare(app, "explain", "equipoise explain model --user u1 tea")
@@ -240,16 +241,45 @@ def explain(
     from equipoise.models import load
 
     fitted = load(model)
-    (item_id,) = find_items(fitted.interactions_, [item])
+    (item_id,) = find_items(fitted._served, [item])
     skip, choices = unknown_items == "skip", "--user, --history and --session"
     targets = _targets(fitted, user, history, session, skip=skip, choices=choices)
     if len(targets) > 1:
         raise SettingError("explain takes one --user, --history or --session")
     explanation = fitted.explain(targets[0], item_id, alpha=alpha)
-    label = fitted.interactions_.label(item_id)
+    label = fitted._served.label(item_id)
     if as_json:
         emit({**vars(explanation), "title": label})
         return
     frame = explanation.to_frame()
     rows = ((str(source), *values) for source, *values in frame.rows())
     show(rows, *frame.columns, title=f"{label}: score {explanation.score:.4f}, the sum of")
+
+
+@declare(app, "vectors", "equipoise vectors model vectors --rank 128")
+def vectors(
+    model: Saved,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
+    rank: Annotated[int, option("Length of the vectors.")] = 128,
+    alpha: Alpha = None,
+    as_json: Json = False,
+) -> None:
+    """Write item and user vectors for a vector database, as items.parquet and users.parquet.
+
+    Inner products of user and item vectors approximate the scores of the model. A new user's
+    vector is the sum of the history vectors (a column of items.parquet) of the items in the
+    history. The output says how much of the model's lists the vectors preserve.
+    """
+    from equipoise.models import load
+
+    fitted = load(model)
+    with working("factorising"):
+        vectors = fitted.vectors(rank, alpha=alpha)
+        vectors.save(out)
+    facts = {"items": vectors.items.height, "users": vectors.users.height, "rank": vectors.rank}
+    if as_json:
+        emit({"path": str(out), **facts, "overlap@20": vectors.overlap})
+        return
+    sizes = f"{vectors.items.height:,} items and {vectors.users.height:,} users"
+    say(f"vectors of {sizes} with {vectors.rank} dimensions written to {out}")
+    say(f"overlap@20 with the lists of the model: {vectors.overlap:.3f}")

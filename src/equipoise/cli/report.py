@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from equipoise.cli.data import DATA, ReadOptions, raw_id
+from equipoise.cli.data import DATA, Reading, raw_id
 from equipoise.cli.framework import (
     Json,
     Yes,
@@ -41,7 +41,7 @@ HISTORY = 10  # items of a history that a case study prints
 @declare(app, "report", "equipoise report events.csv --out report.html")
 def report(
     data: Annotated[str, typer.Argument(metavar="DATA", help=DATA)],
-    reading: ReadOptions,
+    reading: Reading,
     out: Annotated[Path | None, option("File to write. [report.html]")] = None,
     model: Annotated[Path | None, option("Saved model to report on.")] = None,
     k: Annotated[int | None, option("Length of the lists. [20]", "-k")] = None,
@@ -57,6 +57,9 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write a self-contained HTML report on data and models.
+
+    Where the data have times, it begins with the figure to expect after the last event, beside
+    popularity, recent popularity and item-kNN.
 
     With --case-study USER, print the paper's case study of one user instead, and write it to
     --out if set.
@@ -76,7 +79,8 @@ def report(
     source: Any = reading.load(data) if split is None else split
     train, shown = (source, source) if split is None else (split.train, split.test.history)
     users = [raw_id(shown.user_index, text) for text in show_user] if show_user else None
-    # EASE with and without DAN are fitted, and perhaps the saved model anew
+    # EASE with and without DAN are fitted, perhaps the saved model anew; a backtest that would
+    # take long is left out
     confirm_solve_time(train, "the report", {}, solves=2 + (model is not None), yes=yes)
     start = time.perf_counter()
     with working(f"writing the report on {data}") as progress:
@@ -104,7 +108,7 @@ def report(
 
 
 def _case_study(
-    reading: ReadOptions, data: str, user: str, k: int, out: Path | None, as_json: bool
+    reading: Reading, data: str, user: str, k: int, out: Path | None, as_json: bool
 ) -> None:
     from equipoise.report.page import check_page, write_case_study
     from equipoise.report.users import case_study
@@ -150,4 +154,4 @@ def _show_case(study: CaseStudy) -> None:
 
 def _group(row: dict[str, Any]) -> Text:
     tail = row["group"] == "tail"
-    return Text("◇ tail" if tail else "▲ head", "yellow" if tail else "cyan")
+    return Text("◇ tail" if tail else "▲ head", "green" if tail else "yellow")

@@ -1,19 +1,29 @@
-"""Commands of the service: `serve` and `experiment`."""
+"""Commands of the service: `serve`, `experiment` and `replay`."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from equipoise.checks import positive
-from equipoise.cli.framework import Json, declare, emit, note, option, say, show
-from equipoise.data.storage import MANIFEST
+from equipoise.cli.framework import (
+    Json,
+    Saved,
+    declare,
+    emit,
+    note,
+    option,
+    say,
+    show,
+    working,
+)
 from equipoise.errors import DataError, MissingExtraError, SettingError
 
 if TYPE_CHECKING:
@@ -21,6 +31,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+MANIFEST = "manifest.json"  # as in data/storage.py, which imports polars
 MODELS = "Folder that `equipoise fit` wrote, or NAME=FOLDER; repeatable."
 Settings = Annotated[Path | None, option("TOML file with all settings.", "--config")]
 StoreUrl = Annotated[
@@ -29,9 +40,9 @@ StoreUrl = Annotated[
 
 
 def _refuse_tenant(tenant: str | None) -> None:
-    from equipoise.serve.config import NO_TENANTS
-
     if tenant is not None:
+        from equipoise.serve.config import NO_TENANTS
+
         raise SettingError(f"--tenant: {NO_TENANTS}")
 
 
@@ -57,6 +68,9 @@ def serve(
         bool | None, option("Log a line per request.", "--access-log/--no-access-log")
     ] = None,
     open_page: Annotated[bool, option("Open the page in a browser.", "--open")] = False,
+    demo: Annotated[
+        bool, option("Serve two models of MovieLens 100K to look around, plain and with DAN.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Serve recommendations over HTTP, from live events, with a page to try them on.
@@ -69,6 +83,11 @@ def serve(
     from equipoise.serve.logs import write_lines
     from equipoise.serve.processes import serve as run
 
+    if demo:
+        if models or config:
+            raise SettingError("--demo serves its own models: leave out MODEL and --config")
+        models, folder = _demo_models()
+        store = store or f"sqlite:///{folder / 'events.db'}"
     settings = Config.read(
         config,
         {
@@ -84,7 +103,7 @@ def serve(
         },
     )
     _check_folders(settings)
-    write_lines()
+    write_lines(settings.log)
 
     def ready(address: str) -> None:
         if as_json:
@@ -153,8 +172,74 @@ def experiment(
     note(result["how"])
 
 
+@declare(app, "replay", "equipoise replay new-model --store sqlite:///equipoise.db")
+def replay(
+    model: Saved,
+    store: StoreUrl = None,
+    rules: Annotated[
+        Path | None, option("TOML file of rules in place of those of the requests.")
+    ] = None,
+    alpha: Annotated[float | None, option("Popularity dial in place of that requested.")] = None,
+    since: Annotated[str | None, option("Date or time of the first list.")] = None,
+    within: Annotated[str, option("Time after a list in which a click counts.")] = "1d",
+    as_json: Json = False,
+) -> None:
+    """Estimate the clicks on another model's lists, or by other rules, from logged lists.
+
+    The service logs lists with the setting `explore`. The model must have been fitted on events
+    before these lists. docs/operating.md explains how to read the estimates.
+    """
+    require_extra()
+    from equipoise.checks import moment, period
+    from equipoise.ranking.rules import Rules
+    from equipoise.serve.replay import replay as estimate
+    from equipoise.serve.state import Served
+    from equipoise.serve.store import Store
+
+    url = store or os.environ.get("EQUIPOISE_STORE", "sqlite:///equipoise.db")
+    with closing(Store(url)) as opened, working("replaying lists") as report:
+        result = estimate(
+            opened,
+            Served.open(model.name, str(model), opened),
+            within=period("within", within),
+            since=None if since is None else moment("since", since),
+            rules=None if rules is None else Rules.load(rules),
+            alpha=alpha,
+            progress=report,
+        )
+    if as_json:
+        emit(result)
+        return
+    say(
+        f"{result['lists']:,} lists of {result['users']:,} users, {result['random_lists']:,} of "
+        f"them random; {result['agreement']:.0%} of the places hold the items that were ranked"
+    )
+    ranking = result["ranking"]
+    rows: list[tuple[Any, ...]]
+    rows = [("the ranking that was served", interval_text(ranking, "value", "low", "high"), None)]
+    for row in result["estimates"]:
+        difference = interval_text(row, "difference", "difference_low", "difference_high", "+")
+        rows.append((row["title"], interval_text(row, "value", "low", "high"), difference))
+    show(rows, "", "clicks per list [95%]", "difference [95%]")
+    say(result["verdict"])
+    for text in result["notes"]:
+        note(text, "yellow")
+
+
+def interval_text(
+    values: Mapping[str, float], middle: str, low: str, high: str, sign: str = ""
+) -> str:
+    """Return a value with its interval, such as "0.1200 [0.1000, 0.1400]"."""
+    middle_text, low_text, high_text = (
+        f"{values[name]:{sign}.4f}" for name in (middle, low, high)
+    )
+    return f"{middle_text} [{low_text}, {high_text}]"
+
+
 def _check_folders(config: Config) -> None:
     """Refuse folders without a saved model."""
+    from equipoise.data.storage import MANIFEST
+
     for name, folder in config.models.items():
         path = Path(folder)
         if not (path / MANIFEST).is_file():
@@ -176,6 +261,22 @@ def model_shares(texts: list[str]) -> dict[str, float] | None:
     return shares or None
 
 
+def _demo_models() -> tuple[list[str], Path]:
+    """Fit the two models of the demo once, and return their folders by name and the folder."""
+    from equipoise.cli.demo import DAN, DATA, PLAIN, demo_models
+    from equipoise.data import datasets
+
+    folder = datasets.cache_folder() / "demo"
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {"dan": DAN, "plain": PLAIN}
+    for name, title in paths.items():
+        if not (folder / name / MANIFEST).exists():
+            with working(f"fitting {title} to {DATA}"):
+                data = datasets.load(DATA, min_rating=4)
+                demo_models()[title].fit(data).save(folder / name)
+    return [f"{name}={folder / name}" for name in paths], folder
+
+
 def name_models(models: list[str]) -> dict[str, str] | None:
     """Return folders by model name: NAME=FOLDER, "default" for a single folder, or its name."""
     folders: dict[str, str] = {}
@@ -190,7 +291,15 @@ def name_models(models: list[str]) -> dict[str, str] | None:
 
 def require_extra() -> None:
     """Raise if packages that the service needs are not installed."""
-    needed = ("fastapi", "uvicorn", "uvloop", "httptools", "sqlalchemy", "prometheus_client")
+    needed = (
+        "fastapi",
+        "pydantic_settings",
+        "uvicorn",
+        "uvloop",
+        "httptools",
+        "sqlalchemy",
+        "prometheus_client",
+    )
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise MissingExtraError(

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from equipoise.data.interactions import Interactions
     from equipoise.data.signals import Signals
     from equipoise.models import Recommender
+    from equipoise.models.features import Features
+    from equipoise.models.trend import Trend
     from equipoise.normalize import Normalizer
 
 # fmt: off
 ModelName = Literal[
     "ease", "lae", "rlae", "edlae", "dlae", "rdlae",
     "popularity", "item-knn",
-    "slis", "slit", "slist", "vsknn",
+    "slis", "slit", "slist", "vsknn", "stan", "vstan",
     "gf-cf", "bspm", "turbo-cf", "svd-ae", "sgfcf",
     "multvae", "lightgcn", "xsimgcl",
 ]
@@ -34,10 +36,13 @@ SignalName = Literal["binary", "count", "sum", "log1p", "bm25", "last"]
 EngineName = Literal["auto", "dense", "dual", "tiled", "sparse", "gpu", "neighbourhood"]
 Precision = Literal["float32", "float64"]
 
-SIGNAL_SETTINGS = ("transform", "decay", "floor", "reference", "returns")
+SIGNAL_SETTINGS = ("transform", "decay", "floor", "history_decay", "reference", "returns")
+TREND_OPTIONS = ("trend", "trend_half_life", "trend_power", "trend_share", "trend_form")
+DAY = 86400.0
 NEVER_LONG = 1e12  # floating-point operations that are quick on any machine
 model_option = functools.partial(option, panel="Model")
 run_option = functools.partial(option, panel="Run")
+search_option = functools.partial(option, panel="Search")
 
 
 @dataclass(frozen=True)
@@ -61,19 +66,51 @@ class ModelOptions:
     gamma: Annotated[str | None, model_option("Exponent of target items (col).")] = None
     neighbours: Annotated[
         str | None,
-        model_option("Neighbours (item-knn, vsknn, --engine neighbourhood): a number or a time."),
+        model_option(
+            "Neighbours (item-knn, vsknn, stan, --engine neighbourhood): a number or a time."
+        ),
     ] = None
     signals: Annotated[
         SignalName | None, model_option("Transform of repeated events and quantities.")
     ] = None
     decay: Annotated[str | None, model_option("Half-life of events, such as 30d.")] = None
     floor: Annotated[str | None, model_option("Minimum weight of old events. [0.1]")] = None
+    history_decay: Annotated[
+        str | None,
+        model_option(
+            "Half-life of a history's events in its scores, such as 7d; none: all count the same. "
+            "[as --decay]"
+        ),
+    ] = None
+    trend: Annotated[
+        Literal["none"] | None, model_option("none: recent popularity has no part in the scores.")
+    ] = None
+    trend_half_life: Annotated[
+        str | None, model_option("Half-life of a use in recent popularity. [7d]")
+    ] = None
+    trend_power: Annotated[
+        str | None, model_option("Exponent of recent popularity (multiply), 0 to 1.5. [0.5]")
+    ] = None
+    trend_share: Annotated[
+        str | None, model_option("Weight of recent popularity beside the model, 0 to 10. [0.3]")
+    ] = None
+    trend_form: Annotated[
+        Literal["multiply", "add"] | None,
+        model_option("How recent popularity changes the scores. [multiply]"),
+    ] = None
     event_weights: Annotated[
         str | None, model_option("Weight per kind of event: view=1,buy=10.")
     ] = None
     returns: Annotated[
         Literal["net", "negative", "ignore"] | None,
         model_option("Meaning of negative weights. [net]"),
+    ] = None
+    features: Annotated[
+        str | None,
+        model_option(
+            "Attributes that describe new items: auto (all in the catalogue), none, or names with "
+            "commas. [none; auto where settings are searched]"
+        ),
     ] = None
     setting: Annotated[
         list[str] | None,
@@ -110,16 +147,22 @@ class ModelOptions:
 
     @property
     def fixed(self) -> dict[str, str]:
-        """Return the used options by the name of the model's setting."""
+        """Return the used options by the name of the model's setting; "trend" is one setting."""
         names = ("l2", "dropout", "diag_bound", "alpha", "beta", "gamma", "signals", "decay")
         out = {}
-        for name in (*names, "floor", "event_weights", "returns"):
+        for name in (*names, "floor", "history_decay", "event_weights", "returns"):
             if getattr(self, name) is not None:
                 setting = "transform" if name == "signals" else name
-                out[setting] = f"--{name.replace('_', '-')} {getattr(self, name)}"
+                out[setting] = self._spelled(name)
+        if used := [self._spelled(name) for name in TREND_OPTIONS if getattr(self, name)]:
+            out["trend"] = " ".join(used)
         for text in self.setting or []:
             out[_setting_name(text).removeprefix("lowpass.")] = f"--set {text}"
         return out
+
+    def _spelled(self, name: str) -> str:
+        """Return an option as it is typed."""
+        return f"--{name.replace('_', '-')} {getattr(self, name)}"
 
     def build(self) -> Recommender:
         """Return the unfitted model; raise on options that it does not have."""
@@ -129,7 +172,7 @@ class ModelOptions:
         settings = self._parsed("l2", "dropout", "diag_bound", "neighbours")
         if self.model is None and self.l2 is None:
             settings.setdefault("dropout", "auto")  # no family named: all settings from the data
-        if "neighbours" not in fields and "neighbours" in kind.fit_options:
+        if "neighbours" not in fields and "neighbours" in kind._fit_options():
             settings.pop("neighbours", None)  # an argument of fit(): see `fit_arguments`
         normalizer = self._normalizer()
         if self.normalizer not in (None, "none"):
@@ -137,6 +180,12 @@ class ModelOptions:
         signals = self._signals()
         if signals is not None:
             settings["signals"] = signals
+        trend = self._trend()
+        if trend is not None:
+            settings["trend"] = trend
+        features = self._features()
+        if features is not None:
+            settings["features"] = features
         for key in settings:
             if key not in fields:
                 option = f"--{key.replace('_', '-')}"
@@ -144,7 +193,8 @@ class ModelOptions:
         texts = [t for t in self.setting or [] if _setting_name(t) not in SIGNAL_SETTINGS]
         for key, value in parse_settings(texts).items():
             if key not in fields:
-                known = [f for f in fields if f not in ("normalizer", "lowpass", "signals")]
+                parts = ("normalizer", "lowpass", "signals", "trend", "features")
+                known = [f for f in fields if f not in parts]
                 known += SIGNAL_SETTINGS if "signals" in fields else []
                 listed = ", ".join(known) or "none"
                 raise SettingError(f"--model {name} has no setting {key}; it has {listed}")
@@ -166,15 +216,42 @@ class ModelOptions:
 
         settings: dict[str, Any] = {"transform": self.signals, "decay": self.decay}
         settings |= {"floor": parse(self.floor), "returns": self.returns}
+        settings |= {"history_decay": self.history_decay}
         if self.event_weights is not None:
             settings["weights"] = parse_weights(self.event_weights)
         for text in self.setting or []:
             name, value = _setting_name(text), text.partition("=")[2]
             if name in SIGNAL_SETTINGS:  # a time keeps its unit, so it stays text
-                is_time = name in ("decay", "reference") and value != "none"
-                settings[name] = value if is_time else parse(value)
+                is_time = name in ("decay", "history_decay", "reference")
+                settings[name] = value if is_time and value != "none" else parse(value)
         settings = {name: value for name, value in settings.items() if value is not None}
+        if settings.get("history_decay") == "none":
+            settings["history_decay"] = None
         return Signals(**settings) if settings else None
+
+    def _trend(self) -> Trend | None:
+        from equipoise.models.trend import Trend
+
+        values = {name: getattr(self, name) for name in TREND_OPTIONS[1:]}
+        settings = {
+            name.removeprefix("trend_"): value if name == "trend_half_life" else parse(value)
+            for name, value in values.items()
+            if value is not None
+        }
+        if self.trend is not None and settings:
+            raise SettingError(
+                "--trend none excludes the other options of a trend; leave them out"
+            )
+        return Trend(**settings) if settings else None
+
+    def _features(self) -> Features | None:
+        from equipoise.models.features import Features
+
+        if self.features in (None, "none"):
+            return None
+        if self.features == "auto":
+            return Features()
+        return Features(attributes=tuple(name.strip() for name in self.features.split(",")))
 
     def _normalizer(self) -> Normalizer:
         from equipoise import normalize
@@ -271,22 +348,107 @@ class PlanOptions:
         Path | None, run_option("Folder for solving on disk; an interrupted solve resumes.")
     ] = None
 
+    def plan_arguments(self) -> dict[str, Any]:
+        """Return the arguments of `equipoise.plan`."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(PlanOptions)}
+
 
 @dataclass(frozen=True)
-class FitOptions(PlanOptions):
-    """Arguments of `Recommender.fit`, which refuses those that a model does not support."""
+class RunOptions(PlanOptions):
+    """Run options of a search, which are those of its fits."""
 
     threads: Annotated[int | None, run_option("Maximum number of threads.")] = None
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Extent and goal of a search."""
+
+    criterion: Annotated[
+        Literal["time", "leave-one-out"] | None,
+        search_option(
+            "What measures settings on DATA: time, the periods after several cuts; leave-one-out, "
+            "training users left out of the fit. [time if DATA has times]"
+        ),
+    ] = None
+    horizon: Annotated[
+        str | None,
+        search_option("Length of a period (--criterion time): 7d. [a tenth of the events]"),
+    ] = None
+    folds: Annotated[
+        int | None, search_option("Number of periods (--criterion time). [3, or as many as fit]")
+    ] = None
+    prefer: Annotated[
+        Literal["tail", "balance", "accuracy"] | None,
+        search_option("Goal of --criterion leave-one-out, which this option implies. [balance]"),
+    ] = None
+    trials: Annotated[
+        int | None,
+        search_option("Number of solves. [time: about 10; leave-one-out: 7; split: 50]"),
+    ] = None
+    budget: Annotated[str | None, search_option("Time for the search, such as 10m or 2h.")] = None
+
+    def by_time(self, data: Interactions) -> bool:
+        """Return whether settings are measured on the last periods of the data."""
+        if self.criterion is not None:
+            return self.criterion == "time"
+        if self.horizon is not None or self.folds is not None:
+            return True
+        return _has_times(data) and self.prefer is None
+
+    def n_solves(self, data: Interactions) -> int:
+        """Return about how many solves a search makes, the fits of earlier periods included."""
+        from equipoise.evaluation.backtest import half_lives
+        from equipoise.tuning.search import FEW, FOLDS
+
+        if not (self.by_time(data) and _has_times(data)):
+            return self.trials or FEW
+        n_periods = FOLDS if self.folds is None else self.folds
+        return (self.trials or FEW + len(half_lives(data, least=DAY))) + n_periods
+
+    def refuse(self, reason: str) -> None:
+        """Raise if one of these options was used."""
+        options = [f"--{name}" for name in vars(self)]
+        used = [f"--{name}" for name, value in vars(self).items() if value is not None]
+        if used:
+            raise SettingError(
+                f"{used[0]} is for a search, and nothing is searched: {reason}; leave it out "
+                f"(as {', '.join(options[:-1])} and {options[-1]})"
+            )
+
+
+def _has_times(data: Interactions) -> bool:
+    return data.events is not None and data.events.times is not None
+
+
+@dataclass(frozen=True)
+class FitOptions(RunOptions):
+    """Arguments of `Recommender.fit`, which refuses those that a model does not support."""
+
     refine: Annotated[bool, run_option("Refine the solve (four times the cost).")] = False
 
-    def confirm(self, model: Recommender, data: Interactions, yes: bool, **more: Any) -> None:
-        """Ask before a long solve."""
+    def confirm(
+        self,
+        model: Recommender,
+        data: Interactions,
+        activity: str,
+        *,
+        solves: int = 1,
+        yes: bool,
+        **more: Any,
+    ) -> None:
+        """Ask before long solves."""
         from equipoise.models.linear import LinearAutoencoder
 
         if isinstance(model, LinearAutoencoder):
-            names = [field.name for field in dataclasses.fields(PlanOptions)]
-            options = {name: getattr(self, name) for name in names} | more
-            confirm_solve_time(data, f"fitting {type(model).__name__}", options, yes=yes)
+            options = self.plan_arguments() | more
+            confirm_solve_time(data, activity, options, solves=solves, yes=yes)
+
+    def keywords(self, **more: Any) -> dict[str, Any]:
+        """Return the options that differ from their defaults, checked, as arguments of a fit."""
+        from equipoise.solve.options import SolveOptions
+
+        return SolveOptions(**vars(self), **more).keywords()
 
     def needs_workers(self, model: Recommender, data: Interactions | Partitioned) -> bool:
         """Return whether a cluster should solve: neighbourhoods, and data too big for memory."""
@@ -311,11 +473,11 @@ class FitOptions(PlanOptions):
 
     def fit(self, model: Recommender, data: Interactions, **more: Any) -> None:
         """Fit with a progress line, and print the library's log lines."""
-        options: dict[str, Any] = {**vars(self), **more}
+        options = self.keywords(**more)
         logger = logging.getLogger("equipoise")
         level = logger.level
         with working(f"fitting {model.summary()} on {data.n_items:,} items") as report:
-            if "progress" in model.fit_options:
+            if "progress" in model._fit_options():
                 # the first two fields are steps done and steps in all, for tiles and epochs
                 options["progress"] = lambda state: report(*dataclasses.astuple(state)[:2])
             logger.setLevel(logging.INFO)

@@ -1,4 +1,4 @@
-"""The command `tune`: search hyper-parameters, save the model, all trials and the frontier."""
+"""The command `tune`: search hyper-parameters, save the model and all trials."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from equipoise.cli.data import ReadOptions
+from equipoise.cli.data import Reading
 from equipoise.cli.framework import (
     REMINDER,
     Json,
@@ -26,12 +26,15 @@ from equipoise.cli.framework import (
     say,
     show,
     table,
+    verdict_text,
 )
-from equipoise.cli.settings import PlanOptions
+from equipoise.cli.settings import RunOptions, SearchOptions
 from equipoise.errors import DataError, SettingError
 
 if TYPE_CHECKING:
     from equipoise.tuning import SearchProgress, Tuned
+    from equipoise.tuning.criterion import Estimate
+    from equipoise.tuning.slices import Forecast
 
 app = typer.Typer()
 
@@ -40,7 +43,8 @@ SHOWN = 8  # solves in the live table
 FRONT = 10  # points of the frontier in the table at the end
 FAMILIES = (
     "Model: one or more of ease, lae, rlae, edlae, dlae and rdlae, which share their solves; or "
-    "one of item-knn, slis, slit, slist, vsknn, gf-cf, bspm, turbo-cf, svd-ae, sgfcf. [ease]"
+    "one of item-knn, slis, slit, slist, vsknn, stan, vstan, gf-cf, bspm, turbo-cf, svd-ae, "
+    "sgfcf. [ease]"
 )
 
 
@@ -49,17 +53,18 @@ def tune(
     split: Annotated[
         str,
         typer.Argument(
-            metavar="SPLIT", help="Saved split with a valid part, or DATA for leave-one-out."
+            metavar="SPLIT",
+            help="Saved split with a valid part; or DATA, measured on its last periods, or by "
+            "leave-one-out where it has no times.",
         ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write.")],
-    options: PlanOptions,
-    reading: ReadOptions,
+    options: RunOptions,
+    searching: SearchOptions,
+    reading: Reading,
     family: Annotated[list[str] | None, option(FAMILIES)] = None,
     metric: Annotated[str, option("Metric to maximise.")] = "ndcg@20",
     objective: Annotated[list[str] | None, option("Second metric. [tail_ndcg@20]")] = None,
-    trials: Annotated[int | None, option("Number of solves. [50 on a split, 7 on DATA]")] = None,
-    budget: Annotated[str | None, option("Time limit, such as 10m or 2h.")] = None,
     paper: Annotated[bool, option("Search the grid of the DAN paper.", "--paper-grid")] = False,
     early_stop: Annotated[
         bool, option("Skip directions of a grid whose score keeps dropping.", "--early-stop")
@@ -69,16 +74,13 @@ def tune(
     refit: Annotated[
         Literal["train", "all"], option("Part of a split to fit the best settings on.")
     ] = "train",
-    prefer: Annotated[
-        Literal["tail", "balance", "accuracy"] | None,
-        option("Goal of the choice on DATA. [balance]"),
-    ] = None,
-    threads: Annotated[int | None, option("Maximum number of threads.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Search hyper-parameters; writes model, trials and frontier plot.
+    """Search hyper-parameters; writes the model and all trials.
 
-    Settings are scored on the valid part of a split, or on DATA by leave-one-out over users.
+    Settings are measured on the valid part of a split. On DATA with times they are measured on
+    the periods after several cuts near its end, and on DATA without times, or with --criterion
+    leave-one-out, on training users left out of the fit.
     """
     from equipoise.data.split import Split
 
@@ -96,20 +98,17 @@ def tune(
         tuned = search(
             family or (["ease"] if isinstance(loaded, Split) else None),
             loaded,
-            trials=trials,
             metric=metric,
             objectives=objective or ["tail_ndcg@20"],
             grid="paper" if paper else None,
-            budget=budget,
             early_stop=early_stop,
             storage=out / SEARCH,
             seed=seed,
             refit=refit,
-            prefer=prefer,
-            threads=threads,
             progress=progress,
             **client,
             **vars(options),
+            **vars(searching),
         )
     written = _write(out, tuned)
     if not as_json:
@@ -124,7 +123,7 @@ def tune(
             "front": tuned.frontier.to_dicts(),
             "settings": tuned.model.settings(),
             "chosen": tuned.sentence,
-            "estimate": tuned.estimate and vars(tuned.estimate),
+            "estimate": estimate_facts(tuned.estimate),
             **written,
         }
     )
@@ -145,27 +144,23 @@ def _check_out(out: Path, resume: bool) -> None:
 
 def _write(out: Path, tuned: Tuned) -> dict[str, str]:
     """Write the results and return their paths."""
-    from equipoise.display.drawing import search_frontier
-
     written = {"model": out / "model", "trials": out / "trials.parquet"}
     tuned.model.save(written["model"])
     tuned.trials.write_parquet(written["trials"])
-    if len(tuned.objectives) > 1:
-        names = (tuned.objectives[0], tuned.objectives[1])
-        picture = search_frontier(tuned.trials, tuned.frontier, names)
-        written["frontier"] = out / "frontier.svg"
-        written["frontier"].write_text(picture, encoding="utf-8")
     return {name: str(path) for name, path in written.items()}
 
 
 def _print_result(tuned: Tuned, written: dict[str, str]) -> None:
     from equipoise.runtime.machine import duration
+    from equipoise.tuning.slices import Forecast
 
     say(tuned.model.summary(), "bold")
     values = ", ".join(f"{name} {tuned.best[name]:.4f}" for name in tuned.objectives)
     earlier = f" and {tuned.resumed} earlier ones" if tuned.resumed else ""
     failed = f" ({tuned.n_failed} failed)" if tuned.n_failed else ""
     where = "leave-one-out users" if tuned.estimate else "the valid part"
+    if isinstance(tuned.estimate, Forecast):
+        where = "the last period"
     say(
         f"on {where}: {values}\n{tuned.trials.height - tuned.n_failed:,} settings from "
         f"{tuned.solves} solves{earlier}{failed} in {duration(tuned.seconds)}"
@@ -173,7 +168,8 @@ def _print_result(tuned: Tuned, written: dict[str, str]) -> None:
     for sentence in tuned.notes:
         say(sentence)
     if tuned.estimate:
-        say(f"chosen: {tuned.sentence}\non new users: {tuned.estimate}")
+        say(f"chosen: {tuned.sentence}")
+    show_estimate(tuned.estimate)
     if not tuned.complete:
         say("the budget ran out; continue with the same command and --resume", "yellow")
     if len(tuned.objectives) > 1:
@@ -181,6 +177,55 @@ def _print_result(tuned: Tuned, written: dict[str, str]) -> None:
         title = f"frontier, {front.height} of {tuned.frontier.height}"
         show(front.rows(), *front.columns, title=title)
     say("\n" + "\n".join(f"{name:<9}{path}" for name, path in written.items()), "dim")
+
+
+def estimate_facts(estimate: Estimate | Forecast | None) -> dict[str, Any] | None:
+    """Return the estimate of a search as plain values, with its protocol."""
+    from equipoise.tuning.slices import Forecast
+
+    if estimate is None:
+        return None
+    if isinstance(estimate, Forecast):
+        derived = {"yardsticks": estimate.yardsticks, "verdict": estimate.verdict}
+        return {"protocol": "time", **vars(estimate), **derived}
+    return {"protocol": "leave-one-out", **vars(estimate)}
+
+
+def show_estimate(estimate: Estimate | Forecast | None) -> None:
+    """Print the figure to expect: on new users, or after the last event beside the yardsticks."""
+    from equipoise.tuning.slices import Forecast
+
+    if estimate is None:
+        return
+    if not isinstance(estimate, Forecast):
+        say(f"on new users: {estimate}")
+        return
+    n_periods = len(estimate.periods)
+    say(
+        f"after the last event: {estimate.metric} {estimate.value:.4f} ± {estimate.error:.4f} "
+        f"(standard error), from {'1 period' if n_periods == 1 else f'{n_periods} periods'} with "
+        f"{estimate.n_users:,} users in all"
+    )
+    yardsticks = [
+        (name, value, *estimate.of_yardsticks[name]) for name, value in estimate.yardsticks.items()
+    ]
+    rows = [("this model", estimate.value, *estimate.periods), *yardsticks]
+    show(
+        rows,
+        estimate.metric,
+        "mean",
+        *estimate.days,
+        best=dict.fromkeys(["mean", *estimate.days], 1),
+    )
+    say()
+    verdict = estimate.verdict
+    say(verdict_text(verdict))
+    if estimate.unknown_items >= 0.005:
+        say(
+            f"note: {estimate.unknown_items:.0%} of the pairs in these periods are on items that "
+            "did not exist before; the figures leave them out",
+            "yellow",
+        )
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 from equipoise.checks import choice
@@ -21,12 +22,12 @@ from equipoise.data.interactions import Interactions
 from equipoise.errors import SettingError
 from equipoise.models.base import Recommender
 from equipoise.models.linear import LinearAutoencoder, fit_together, require_strength
+from equipoise.solve.options import SolveOptions
 from equipoise.solve.planning import plan
 from equipoise.tuning import Tuned
 from equipoise.tuning import tune as tune_here
-from equipoise.tuning.ledger import key_of
-from equipoise.tuning.proposals import Point
 from equipoise.tuning.search import Solve, Solves, search_with
+from equipoise.tuning.space import Point, key_of
 
 WHERE = ("auto", "here", "workers")
 
@@ -91,10 +92,7 @@ def fit(
             options.pop("memory", None)
     fitted = copy.copy(model)
     if where == "here":
-        if dtype != "float32":
-            options["dtype"] = dtype
-        if scratch is not None:
-            options["scratch"] = scratch
+        options |= SolveOptions(dtype=dtype, scratch=scratch).keywords()
         gathered = data.gather(scratch) if isinstance(data, Partitioned) else data
         return fitted.fit(gathered, **options)
     planning = {}
@@ -109,14 +107,18 @@ def fit(
     require_strength([fitted], "neighbourhood" if by_neighbourhood else "auto")
     gathered = data.gather(scratch) if isinstance(data, Partitioned) else data
     train = fitted._weighed(gathered)
-    spread = Spread(connect(client), data if train is gathered else train)
+    features = fitted._features_of(train)
+    has_weight = features is not None and float(features.settings.strength) > 0
+    rows = features.rows if features is not None and has_weight else None
+    spread = Spread(connect(client), data if train is gathered else train, rows)
     solver: NeighbourhoodSolver | WorkerSolver
     if by_neighbourhood:
         neighbours = plan(**sizes, dtype=dtype, **planning).neighbours
         solver = NeighbourhoodSolver(spread, train, neighbours, dtype)
     else:
         solver = WorkerSolver(spread, train, dtype, tile_rows, scratch)
-    fit_together([fitted], solver, gathered)
+    fit_together([fitted], solver, gathered, features)
+    fitted._list_new_items()
     return fitted
 
 
@@ -145,7 +147,8 @@ def tune(model: Any = None, split: Any = None, *, client: Any = "local", **optio
     call = inspect.signature(tune_here).bind(model, split, **options)
     call.apply_defaults()
     connected = connect(client)
-    return search_with(lambda *args: _WorkerSolves(connected, *args), **call.arguments)
+    arguments = SimpleNamespace(**call.arguments)
+    return search_with(lambda *args: _WorkerSolves(connected, *args), arguments)
 
 
 class _WorkerSolves(Solves):

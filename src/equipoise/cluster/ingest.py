@@ -9,13 +9,14 @@ or on the number of workers.
 
 from __future__ import annotations
 
+import math
 import os
-import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
-from operator import attrgetter, getitem
-from pathlib import Path
+from operator import getitem, itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,19 +24,24 @@ import numpy.typing as npt
 import polars as pl
 
 from equipoise.checks import count
-from equipoise.cluster.partitioned import Partitioned, fetch_sum, offsets_of
-from equipoise.cluster.workers import connect, fetch, reduce_tree, submit, submit_each, task
-from equipoise.data.interactions import KIND as SAVED
-from equipoise.data.interactions import Interactions
-from equipoise.data.readers import (
-    check_one_kind,
-    part_files,
-    part_notes,
-    table_files,
-    table_kind,
-    table_source,
-    with_labels,
+from equipoise.cluster.loading import AXES, Part, load_frame, load_part, summarize
+from equipoise.cluster.partitioned import Partitioned, offsets_of
+from equipoise.cluster.planning import Reading, Slice, find_files, only_tables, plan_parts
+from equipoise.cluster.workers import (
+    connect,
+    fetch,
+    reduce_tree,
+    send,
+    smallest_memory,
+    submit,
+    submit_each,
+    task,
 )
+from equipoise.data.catalogue import read_catalogue
+from equipoise.data.ids import IdIndex
+from equipoise.data.interactions import Interactions
+from equipoise.data.read_options import TABLES, ReadOptions
+from equipoise.data.readers import open_catalogue
 from equipoise.data.readers.build import (
     Log,
     Rows,
@@ -45,253 +51,182 @@ from equipoise.data.readers.build import (
     factorize,
     gathered,
     in_sessions,
-    item_labels,
     lone_note,
     repeat_notes,
     type_codes,
     type_names,
-    usable_rows,
 )
-from equipoise.data.readers.columns import choose_columns
-from equipoise.data.readers.files import as_type, is_blank
-from equipoise.data.readers.frames import object_source
-from equipoise.data.readers.options import (
-    TABLES,
-    ReadOptions,
-    Source,
-    check_one_schema,
-    reasons_text,
-)
-from equipoise.data.readers.research import recognised
-from equipoise.data.split.parts import KIND as SPLIT
-from equipoise.data.storage import is_directory_of
-from equipoise.errors import DataError, EquipoiseError, SettingError
+from equipoise.data.readers.files import as_type, check_one_kind, part_notes
+from equipoise.data.readers.folders import TableFile
+from equipoise.data.remote import StorageOptions, local_copy
+from equipoise.data.tables import check_one_schema, reasons_text
+from equipoise.errors import DataError, SettingError
 
 BLOCK_ROWS = 4_000_000  # rows of a block, unless that makes too many blocks
-MAX_BLOCKS = 128  # each part is cut into as many pieces, which are tasks of their own
+MAX_BLOCKS = 128
+RUN_MEMORY = 80  # bytes that distributing a row takes
+PROCESS_MEMORY = 300e6  # bytes of a worker without data
 PART_SAMPLE, MAX_SAMPLE = 512, 16_384  # sampled users of a part, and of all parts
-AXES = ("users", "items")
-FSSPEC_ERRORS = (ImportError, OSError, ValueError)  # no such protocol, no such file
 
-Codes = npt.NDArray[np.int32]
+THE_FRAME = "the frame"
+
 # The part of a block: its sorted users, and its rows, which refer to these by place
 Piece = tuple[pl.Series, Log]
 
 
 def read(
-    source: Any, *, client: Any = "local", block_rows: int | None = None, **options: Any
+    source: Any,
+    *,
+    client: Any = "local",
+    block_rows: int | None = None,
+    storage_options: StorageOptions | None = None,
+    shared: str | os.PathLike[str] | None = None,
+    **options: Any,
 ) -> Partitioned:
     """Read interactions into the memory of workers; only item ids and counts come here.
 
     Parameters
     ----------
     source
-        Files of one schema: a folder, a pattern such as ``events/part-*.parquet``, a URL that
-        fsspec knows such as ``s3://bucket/part-*.parquet``, or a list of those; Parquet, CSV,
-        JSON lines and Excel. Each file is a part, which workers must be able to open; a relative
-        path starts from the folder of this process. Or a Dask DataFrame. Research formats and
-        saved data are for `equipoise.read`.
+        Files of one table: a folder, a pattern such as ``events/part-*.parquet`` or
+        ``events/day=2026-01-*``, a URL that fsspec knows such as ``s3://bucket/events``, or a list
+        of those; Parquet, CSV, JSON lines and Excel; the folder of a Delta or Iceberg table.
+        Workers must be able to open them; a relative path starts from the folder of this process.
+        Or a frame of Dask or Spark. Research formats and saved data are for `equipoise.read`.
     client
         A `distributed.Client`, the address of a scheduler, or "local" for the processors of this
         machine.
     block_rows
         Rows of the table in a block of users; a worker needs memory for a few parts and a few
         blocks at a time. By default 4 million, or more where that makes over 128 blocks.
+    storage_options
+        Options of fsspec for URLs, such as ``{"anon": True}`` for s3; they go to the workers
+        through the scheduler.
+    shared
+        For a Spark frame: the folder or URL below which Spark writes its rows as Parquet files for
+        the workers. They have to stay as long as the data are used.
     **options
-        As for `equipoise.read`.
+        As for `equipoise.read`; `catalogue` may be a URL.
 
     Notes
     -----
     Ids, positions, events and `notes` are those of `equipoise.read` on the same files in the same
-    order. Without times the order of a user's events is that of the parts.
+    order. Without times the order of a user's events is that of the files.
     """
     if block_rows is not None:
         count("block_rows", block_rows)
-    labels = options.pop("labels", None)
-    settings = part_settings = ReadOptions(**options)
+    catalogue = options.pop("catalogue", None)
+    reading = Reading(ReadOptions(**options), storage_options)
+    settings = reading.options
     settings.refuse(("users", "items"), "a table")
     if settings.format not in (None, *TABLES):
-        raise SettingError(_only_tables(f"format={settings.format!r}"))
-    settings = with_labels(settings, labels)
-    client = connect(client)
-    if hasattr(source, "to_delayed"):
-        frames, name = client.compute(source.to_delayed()), "the frame"
-        names = [f"partition {number + 1} of the frame" for number in range(len(frames))]
-    else:
-        names = _list_files(source, settings)
-        frames = [None] * len(names)
-        name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else "the list of files"
-    parts = [
-        submit(client, load_part, part_name, frame, part_settings)
-        for part_name, frame in zip(names, frames, strict=True)
-    ]
-    return _build_data(client, parts, name, settings, block_rows)
+        raise SettingError(only_tables(f"format={settings.format!r}"))
+    if hasattr(source, "mapInArrow"):
+        source = _write_spark_frame(source, shared)
+    with local_copy(catalogue, storage_options) as local_catalogue:
+        settings = open_catalogue(settings, local_catalogue)
+        client = connect(client)
+        if hasattr(source, "to_delayed"):
+            frames, name = client.compute(source.to_delayed()), THE_FRAME
+            parts = [
+                submit(client, load_frame, f"partition {number + 1} of the frame", frame, reading)
+                for number, frame in enumerate(frames)
+            ]
+            summaries = fetch(client, submit_each(client, summarize, parts, PART_SAMPLE))
+        else:
+            is_path = isinstance(source, (str, os.PathLike))
+            name = os.fspath(source) if is_path else "the list of files"
+            files = find_files(source, reading)
+            if is_path and [file.name for file, _ in files] == [os.path.abspath(name)]:
+                name = files[0][0].name
+            parts, summaries = _load_files(client, files, reading)
+        return _build_data(client, parts, summaries, name, settings, block_rows)
 
 
-def _list_files(source: Any, options: ReadOptions) -> list[str]:
-    """Return the files of a path, a pattern, a URL or a list of them."""
-    if not isinstance(source, (str, os.PathLike)):
-        if not isinstance(source, Iterable):
-            raise DataError(
-                f"cannot read a {type(source).__name__} on a cluster; give files, a pattern or a "
-                "Dask DataFrame"
-            )
-        return [file for entry in source for file in _list_files(entry, options)]
-    text = os.fspath(source)
-    if "://" in text:
-        return _list_remote_files(text)
-    path = Path(text).absolute()  # workers have working folders of their own
-    if any(is_directory_of(path, kind) for kind in (SAVED, SPLIT)):
-        raise DataError(_only_tables(f"{text}, which the library saved,"))
-    if options.format is None and recognised(path) is not None:
-        raise DataError(_only_tables(f"{text}, a research format ({recognised(path)}),"))
-    files = part_files(str(path))
-    return list(map(str, [path] if files is None else files))
+def _write_spark_frame(frame: Any, shared: str | os.PathLike[str] | None) -> str:
+    """Let Spark write a frame to a new folder below `shared`; return the folder."""
+    if shared is None:
+        raise SettingError(
+            "Spark writes its frames to files that the workers read; give a folder or URL that "
+            "both see with shared="
+        )
+    folder = f"{os.fspath(shared).rstrip('/')}/equipoise-{secrets.token_hex(6)}"
+    # the Hadoop name of the protocol; a path without one may belong to HDFS
+    spark_folder = re.sub("^s3://", "s3a://", folder)
+    if "://" not in folder:
+        spark_folder = f"file://{os.path.abspath(folder)}"
+    frame.write.parquet(spark_folder)
+    return folder
 
 
-def _only_tables(source: str) -> str:
-    return (
-        f"{source} is not read by workers, which read tables; give it to equipoise.read, without "
-        "a cluster, or name a table with format='csv'"
-    )
-
-
-def _list_remote_files(url: str) -> list[str]:
-    import fsspec  # a dependency of Dask
-
-    try:
-        system, path = fsspec.core.url_to_fs(url)
-        is_folder = system.isdir(path)
-        names = sorted(system.find(path) if is_folder else system.glob(path))
-    except FSSPEC_ERRORS as error:
-        raise DataError(f"{url} cannot be listed: {error}; check the address") from error
-    if is_folder:
-        prefix = path.rstrip("/") + "/"
-        relative = [name.removeprefix(prefix) for name in names]
-        names = [prefix + name for name in table_files(relative, url)]
-    if not names:
-        raise DataError(f"no table matches {url}; check the pattern")
-    return [str(system.unstrip_protocol(name)) for name in names]
-
-
-@dataclass
-class Part:
-    """One part of the table on a worker.
-
-    In `rows`, users and items are the sorted distinct ids; `codes` has the place of each row's id
-    among them, by axis. `rows` is None for a blank file.
-    """
-
-    name: str
-    kind: str
-    columns: tuple[str, ...] = ()
-    n_rows: int = 0
-    rows: Rows | None = None
-    codes: dict[str, Codes] | None = None
-
-    def ids(self, axis: str) -> pl.Series:
-        """Return the ids of "users" or "items"."""
-        ids: pl.Series = getattr(self.rows, axis)
-        return ids
-
-    def encode(self, axis: str, ids: pl.Series) -> Part:
-        """Return the part with distinct `ids` sorted, in place of one id per row or code."""
-        assert self.rows is not None
-        codes, distinct = factorize(ids)
-        previous = self.codes or {}
-        if axis in previous:
-            codes = codes[previous[axis]]
-        changed = {axis: pl.Series(ids.name, distinct, dtype=ids.dtype)}
-        rows = replace(self.rows, **changed)  # type: ignore[arg-type]
-        return replace(self, rows=rows, codes={**previous, axis: codes})
-
-    def rows_of_users(self) -> npt.NDArray[np.int64]:
-        """Return the number of rows of each user."""
-        assert self.codes is not None
-        return np.bincount(self.codes["users"], minlength=len(self.ids("users")))
-
-
-@task
-def load_part(name: str, frame: Any, options: ReadOptions) -> Part:
-    """Read one file or frame; errors name it."""
-    if frame is not None:
-        return _load_source(object_source(frame, name), "frame", options)
-    if "://" not in name:
-        return _load_file(name, options)
-    import fsspec
-
-    with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
-        copy = str(Path(folder) / name.rsplit("/", 1)[-1])
-        try:
-            system, path = fsspec.core.url_to_fs(name)
-            system.get_file(path, copy)
-        except FSSPEC_ERRORS as error:
-            raise DataError(f"{name} cannot be fetched: {error}; check the address") from error
-        try:
-            return replace(_load_file(copy, options), name=name)
-        except EquipoiseError as error:
-            raise type(error)(str(error).replace(copy, name)) from None
-
-
-def _load_file(name: str, options: ReadOptions) -> Part:
-    path = Path(name)
-    if path.is_file() and is_blank(path):
-        return Part(name, "")
-    return _load_source(table_source(path, options), table_kind(path, options), options)
-
-
-def _load_source(source: Source, kind: str, options: ReadOptions) -> Part:
-    rows = usable_rows(source, choose_columns(source, options), options)
-    part = Part(source.name, kind, source.columns, len(rows.users), rows)
-    if part.n_rows:
-        for axis in AXES:
-            part = part.encode(axis, part.ids(axis))
-    return part
-
-
-@task
-def summarize(part: Part) -> Part:
-    """Return a part without its rows: notes, counts, kinds of ids and names of types."""
-    rows = part.rows
-    if rows is None:
-        return part
-    empty = replace(
-        rows,
-        users=rows.users.clear(),
-        items=rows.items.clear(),
-        weights=None if rows.weights is None else rows.weights[:0],
-        times=None if rows.times is None else rows.times[:0],
-        types=None if rows.types is None else rows.types.unique(),
-    )
-    return replace(part, rows=empty, codes=None)
+def _load_files(
+    client: Any, files: list[tuple[TableFile, int]], reading: Reading
+) -> tuple[list[Any], list[Part]]:
+    """Return the parts of files, and their summaries."""
+    n_threads = list(client.nthreads().values()) or [1]
+    memory = smallest_memory(client) / max(n_threads)
+    plan = plan_parts(files, reading, memory, sum(n_threads))
+    sent = send(client, reading)
+    parts = [submit(client, load_part, slices, sent) for slices in plan]
+    summaries: list[Part] = fetch(client, submit_each(client, summarize, parts, PART_SAMPLE))
+    torn = {summary.name for summary in summaries if summary.torn}
+    if torn:  # fields continue after a line, so one task has to read the file
+        numbers = [
+            number
+            for number, slices in enumerate(plan)
+            if slices[0].file.name not in torn or slices[0].number == 0
+        ]
+        replaced = [number for number in numbers if plan[number][0].file.name in torn]
+        for number in replaced:
+            entry = plan[number][0]
+            parts[number] = submit(client, load_part, [Slice(entry.file, entry.size)], sent)
+        again = fetch(
+            client,
+            submit_each(client, summarize, [parts[number] for number in replaced], PART_SAMPLE),
+        )
+        for number, summary in zip(replaced, again, strict=True):
+            summaries[number] = summary
+        parts = [parts[number] for number in numbers]
+        summaries = [summaries[number] for number in numbers]
+    for summary in summaries:
+        if summary.error is not None:
+            raise summary.error
+    return parts, summaries
 
 
 def _build_data(
-    client: Any, parts: list[Any], name: str, options: ReadOptions, block_rows: int | None
+    client: Any,
+    parts: list[Any],
+    summaries: list[Part],
+    name: str,
+    options: ReadOptions,
+    block_rows: int | None,
 ) -> Partitioned:
     """Return the data of the parts of one table."""
-    summaries: list[Part] = fetch(client, submit_each(client, summarize, parts))
     readable = [summary for summary in summaries if summary.rows is not None]
-    read_notes = part_notes(name, len(summaries), len(readable))
+    read_notes: list[str] = []
+    if name != THE_FRAME:
+        n_files, n_full = np.sum([summary.files for summary in summaries], axis=0).tolist()
+        read_notes = part_notes(name, n_files, n_full)
+    if name == summaries[0].name:  # a single file
+        read_notes = []
     _check_alike(readable)
     # the kinds of columns are those of a part with usable rows
     table = _merge_summaries(sorted(readable, key=lambda summary: not summary.n_rows))
     n_rows = sum(summary.n_rows for summary in readable)
-    table.require_some(n_rows, name, options)
+    table.require_rows(n_rows, name, options)
     filled = [number for number, summary in enumerate(summaries) if summary.n_rows]
-    parts = [parts[number] for number in filled]
-    parts = _unify_ids(client, parts, [summaries[number] for number in filled])
-    if readable[0].kind != "frame":
-        table.notes[table.found : table.found] = read_notes
-    notes = table.said(name, options)
+    parts, summaries = [parts[number] for number in filled], [summaries[n] for n in filled]
+    parts = _unify_ids(client, parts, summaries)
+    table.notes[table.n_column_notes : table.n_column_notes] = read_notes
+    notes = table.all_notes(name, options)
     block_rows = block_rows or max(BLOCK_ROWS, -(-n_rows // MAX_BLOCKS))
-    bounds = _block_bounds(client, parts, n_rows, -(-n_rows // block_rows))
-    blocks, items, sizes = _build_blocks(client, parts, bounds, table, options)
+    n_blocks = -(-n_rows // block_rows)
+    runs = _make_runs(client, parts, [summary.n_rows for summary in summaries], n_blocks)
+    bounds = _block_bounds(client, runs, summaries, n_rows, n_blocks)
+    blocks, items, sizes = _build_blocks(client, runs, bounds, table, options)
     n_users, n_values, repeats, returned = sizes.sum(axis=0).tolist()
     weighted = table.weights is not None
-    has_columns = weighted or table.times is not None or table.types is not None
-    if not (has_columns or repeats or in_sessions(options)):
-        blocks = submit_each(client, drop_events, blocks)
     if options.gap is not None:
         notes.append(cut_note(n_users, options.gap))
     notes += repeat_notes(n_rows, n_values, repeats, weighted, returned)
@@ -299,30 +234,67 @@ def _build_data(
     if n_users == 1:
         notes += lone_note(name, "user", data.gather().users)
     notes += lone_note(name, "item", items)
-    data.labels = item_labels(items, options, notes)
+    data.known_items = read_catalogue(IdIndex(items, "item"), options, notes)
     data.notes = tuple(notes)
     return data
 
 
+def _make_runs(
+    client: Any, parts: list[Any], rows: list[int], n_blocks: int
+) -> list[dict[int, Any]]:
+    """Return groups of parts, by number, that are distributed to blocks together.
+
+    A group is distributed as one piece for each block, and each piece is a task: groups are so
+    many that all tasks of `read` are at most four for each part and block, and more only where a
+    worker has little memory. Parts of a group are on the same worker, as far as possible.
+    """
+    n_parts, n_workers = len(parts), max(len(client.nthreads()), 1)
+    n_runs = max((2 * n_parts + n_blocks - 2) // (n_blocks + 5), 1)
+    if n_runs > n_workers:
+        n_runs -= n_runs % n_workers
+    room = max(smallest_memory(client) - PROCESS_MEMORY, PROCESS_MEMORY / 4)
+    n_runs = min(max(n_runs, math.ceil(sum(rows) * RUN_MEMORY / room)), n_parts)
+    holders = client.who_has(parts)
+    workers = [min(holders.get(part.key) or [""]) for part in parts]
+    order = sorted(range(n_parts), key=lambda number: (workers[number], number))
+    before = offsets_of([rows[number] for number in order])[:-1]
+    runs: dict[int, dict[int, Any]] = {}
+    for number, start in zip(order, before.tolist(), strict=True):
+        runs.setdefault(start * n_runs // sum(rows), {})[number] = parts[number]
+    return list(runs.values())
+
+
 def _build_blocks(
-    client: Any, parts: list[Any], bounds: pl.Series, table: Rows, options: ReadOptions
+    client: Any,
+    runs: list[dict[int, Any]],
+    bounds: pl.Series,
+    table: Rows,
+    options: ReadOptions,
 ) -> tuple[list[Any], npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Distribute the rows to ranges of users; return blocks, item ids and sizes of blocks."""
-    options = replace(options, labels=None)
+    options = replace(options, catalogue=None)
     types = type_names(table.types, table.type_column)
-    part_items = submit_each(client, attrgetter("rows.items"), parts)
-    items = reduce_tree(client, merge_ids, part_items)
-    cut_parts = submit_each(client, cut_part, parts, items, bounds, types)
+    items = reduce_tree(
+        client, merge_ids, [submit(client, items_of, list(run.values())) for run in runs]
+    )
+    cut_runs = [submit(client, cut_run, run, items, bounds, types) for run in runs]
     built = []
     for number in range(len(bounds) + 1):
-        pieces = submit_each(client, getitem, cut_parts, number)
+        pieces = submit_each(client, getitem, cut_runs, number)
         built.append(submit(client, build_block, pieces, items, options, types))
-    sizes = fetch(client, submit_each(client, getitem, built, 1))
-    blocks = submit_each(client, getitem, built, 0)
-    return blocks, fetch(client, items).to_numpy(), np.array(sizes, np.int64)
+    del cut_runs
+    sizes = np.array(fetch(client, submit_each(client, getitem, built, 1)), np.int64)
+    columns = (table.weights, table.times, table.types)
+    has_columns = any(column is not None for column in columns)
+    # events say no more than the matrix
+    without_events = not (has_columns or sizes[:, 2].any() or in_sessions(options))
+    blocks = submit_each(client, take_block, built, without_events)
+    return blocks, fetch(client, items).to_numpy(), sizes
 
 
-def _block_bounds(client: Any, parts: list[Any], n_rows: int, n_blocks: int) -> pl.Series:
+def _block_bounds(
+    client: Any, runs: list[dict[int, Any]], summaries: list[Part], n_rows: int, n_blocks: int
+) -> pl.Series:
     """Return the first user of each block but the first; blocks have about as many rows each.
 
     A sample of users locates each bound between two of them; then the rows of all users
@@ -330,9 +302,11 @@ def _block_bounds(client: Any, parts: list[Any], n_rows: int, n_blocks: int) -> 
     """
     if n_blocks == 1:
         return pl.Series(dtype=pl.Int64)
-    sample = pl.concat(fetch(client, submit_each(client, sample_users, parts))).unique().sort()
+    sample = pl.concat(summary.users for summary in summaries).unique().sort()
     sample = sample.gather_every(-(-len(sample) // MAX_SAMPLE))
-    rows_below = fetch_sum(client, submit_each(client, count_rows_below, parts, sample))
+    parts = [list(run.values()) for run in runs]
+    below = fetch(client, submit_each(client, count_rows_below, parts, sample))
+    rows_below = np.sum(below, axis=0)
     # a block begins at the first user with at least so many rows below
     thresholds = [-(-number * n_rows // n_blocks) for number in range(1, n_blocks)]
     places = np.searchsorted(rows_below, thresholds)
@@ -352,7 +326,10 @@ def _block_bounds(client: Any, parts: list[Any], n_rows: int, n_blocks: int) -> 
 
 
 def _unify_ids(client: Any, parts: list[Any], summaries: list[Part]) -> list[Any]:
-    """Convert ids that are integers in some parts and text in others to one kind."""
+    """Convert ids that are integers in some parts and text in others to one kind.
+
+    The sampled users of the summaries too.
+    """
     for axis in AXES:
         dtypes = [summary.ids(axis).dtype for summary in summaries]
         if len(set(dtypes)) > 1:
@@ -361,6 +338,9 @@ def _unify_ids(client: Any, parts: list[Any], summaries: list[Part]) -> list[Any
                 part if dtype == common else submit(client, cast_ids, part, axis, common)
                 for part, dtype in zip(parts, dtypes, strict=True)
             ]
+            if axis == "users":
+                for summary in summaries:
+                    summary.users = as_type(summary.users, common, summary.name)
     return parts
 
 
@@ -376,10 +356,19 @@ def _common_dtype(axis: str, summaries: list[Part], dtypes: list[Any]) -> Any:
 
 
 def _check_alike(summaries: list[Part]) -> None:
-    """Refuse parts that differ in kind, in columns or in the kind of times."""
+    """Refuse parts that differ in kind, in the columns that are used or in the kind of times."""
     names = [summary.name for summary in summaries]
     check_one_kind(names, [summary.kind for summary in summaries])
-    check_one_schema(names, [summary.columns for summary in summaries])
+    first = summaries[0]
+    assert first.chosen is not None
+    for summary in summaries:
+        assert summary.chosen is not None
+        if summary.chosen.by_role() != first.chosen.by_role():
+            check_one_schema([first.name, summary.name], [first.columns, summary.columns])
+            raise DataError(
+                f"{first.name} and {summary.name} have the same columns, but other ones look like "
+                "the user, item, time or type; name the columns to use"
+            )
     time_notes: dict[str, str] = {}
     for summary in summaries:
         assert summary.rows is not None
@@ -413,17 +402,13 @@ def cast_ids(part: Part, axis: str, dtype: Any) -> Part:
 
 
 @task
-def sample_users(part: Part) -> pl.Series:
-    """Return users of a part at equal distances, from the first one on."""
-    users = part.ids("users").alias("id")
-    return users.gather_every(-(-len(users) // PART_SAMPLE))
-
-
-@task
-def count_rows_below(part: Part, sample: pl.Series) -> npt.NDArray[np.int64]:
-    """Return how many rows of a part have users below each user of the sample."""
-    places = part.ids("users").search_sorted(sample, side="left").to_numpy()
-    return np.asarray(offsets_of(part.rows_of_users())[places])
+def count_rows_below(parts: list[Part], sample: pl.Series) -> npt.NDArray[np.int64]:
+    """Return how many rows of some parts have users below each user of the sample."""
+    below = np.zeros(len(sample), np.int64)
+    for part in parts:
+        places = part.ids("users").search_sorted(sample, side="left").to_numpy()
+        below += offsets_of(part.rows_of_users())[places]
+    return below
 
 
 def _range_between(ids: pl.Series, sample: pl.Series, place: int) -> tuple[int, int]:
@@ -434,12 +419,21 @@ def _range_between(ids: pl.Series, sample: pl.Series, place: int) -> tuple[int, 
 
 @task
 def count_rows_between(
-    part: Part, sample: pl.Series, places: npt.NDArray[np.int64]
+    parts: list[Part], sample: pl.Series, places: npt.NDArray[np.int64]
 ) -> pl.DataFrame:
-    """Return the users of a part between sampled ones, before each of these places, with rows."""
-    users = pl.DataFrame({"id": part.ids("users"), "rows": part.rows_of_users()})
-    ranges = [_range_between(users["id"], sample, place) for place in places.tolist()]
-    return pl.concat([users[low:high] for low, high in ranges])
+    """Return the users between sampled ones, before each of these places, with rows."""
+    pieces = []
+    for part in parts:
+        users = pl.DataFrame({"id": part.ids("users"), "rows": part.rows_of_users()})
+        ranges = [_range_between(users["id"], sample, place) for place in places.tolist()]
+        pieces += [users[low:high] for low, high in ranges]
+    return pl.concat(pieces).group_by("id").agg(pl.col("rows").sum())
+
+
+@task
+def items_of(parts: list[Part]) -> pl.Series:
+    """Return the items of some parts, distinct and sorted."""
+    return pl.concat([part.ids("items") for part in parts]).unique().sort()
 
 
 @task
@@ -449,7 +443,18 @@ def merge_ids(ids: list[pl.Series]) -> pl.Series:
 
 
 @task
-def cut_part(
+def cut_run(
+    run: dict[int, Part], items: pl.Series, bounds: pl.Series, event_types: tuple[str, ...]
+) -> list[dict[int, Piece]]:
+    """Return for each block its pieces of these parts, by number of the part."""
+    cut = {number: _cut_part(part, items, bounds, event_types) for number, part in run.items()}
+    return [
+        {number: pieces[block] for number, pieces in cut.items() if len(pieces[block][1].items)}
+        for block in range(len(bounds) + 1)
+    ]
+
+
+def _cut_part(
     part: Part, items: pl.Series, bounds: pl.Series, event_types: tuple[str, ...]
 ) -> list[Piece]:
     """Cut the rows of a part into pieces, one for each block, in their order."""
@@ -485,13 +490,17 @@ def cut_part(
 
 @task
 def build_block(
-    pieces: list[Piece], items: pl.Series, options: ReadOptions, event_types: tuple[str, ...]
+    pieces_of_runs: list[dict[int, Piece]],
+    items: pl.Series,
+    options: ReadOptions,
+    event_types: tuple[str, ...],
 ) -> tuple[Interactions, tuple[int, int, int, int]]:
     """Return the matrix of a range of users, whose items are known by position.
 
     Also return numbers of users, of values, of rows that repeat a pair, and of returns.
     """
-    pieces = [(users, log) for users, log in pieces if len(log.items)]
+    numbered = [piece for pieces in pieces_of_runs for piece in pieces.items()]
+    pieces = [piece for _, piece in sorted(numbered, key=itemgetter(0))]
     places, user_ids = factorize(pl.concat([users for users, _ in pieces]))
     starts = offsets_of([len(users) for users, _ in pieces])[:-1]
     rows = [places[start + log.users] for start, (_, log) in zip(starts, pieces, strict=True)]
@@ -513,6 +522,9 @@ def build_block(
 
 
 @task
-def drop_events(block: Interactions) -> Interactions:
-    """Return a block without its events, which say no more than the matrix."""
-    return Interactions(block.matrix, block.user_index, block.item_index)
+def take_block(built: tuple[Interactions, Any], without_events: bool) -> Interactions:
+    """Return the block of `build_block`, with or without its events."""
+    block = built[0]
+    if without_events:
+        return Interactions(block.matrix, block.user_index, block.item_index)
+    return block

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,12 +19,20 @@ from equipoise.checks import count
 from equipoise.cluster.opening import open_model, saved_folder
 from equipoise.cluster.partitioned import Partitioned, with_item_ids
 from equipoise.cluster.parts import as_partitioned_part, evaluate_on_workers
+from equipoise.cluster.targets import Target, write_bytes
 from equipoise.cluster.workers import connect, fetch, run_in_order, send, submit, task
 from equipoise.data.events import Events
 from equipoise.data.ids import IdIndex, as_list, is_id
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import Csr
-from equipoise.data.storage import MANIFEST, check_seal, parse, read_manifest, sealed
+from equipoise.data.storage import (
+    MANIFEST,
+    check_seal,
+    local_directory,
+    parse,
+    read_manifest,
+    sealed,
+)
 from equipoise.errors import DataError, FileFormatError, SettingError
 from equipoise.evaluation.evaluator import evaluate as evaluate_here
 from equipoise.evaluation.results import Result
@@ -36,6 +45,7 @@ from equipoise.solve.blocked import strips
 
 USERS = 20_000  # of a file of lists, and of a task
 RECORD = "lists.json"
+PART = re.compile(r"part-[0-9]+\.parquet")
 
 
 def evaluate(
@@ -60,8 +70,8 @@ def evaluate(
     client
         As for `equipoise.cluster.read`; that of the part where the workers hold it.
     shared
-        Folder that this machine and the workers see, for a model that is not saved yet. By
-        default that for temporary files, which suffices if all workers are on this machine.
+        Folder or URL that this machine and the workers see, for a model that is not saved yet. By
+        default the folder for temporary files, which suffices if all workers are on this machine.
     **options
         As for `equipoise.evaluate`, without `train`; `batch_size` is the number of users of a
         task.
@@ -87,7 +97,7 @@ class RemoteModel:
     def __init__(
         self,
         client: Any,
-        folder: Path,
+        folder: Path | str,
         model: Recommender,
         batch: int,
         progress: Callable[[int, int], None] | None,
@@ -162,7 +172,8 @@ def recommend_to(
     model
         Fitted, or the folder of a saved one that the workers see too.
     folder
-        Where to write; the workers write there themselves.
+        Where to write: a folder that this machine and all workers share, or a URL that fsspec
+        knows, such as ``s3://bucket/lists``. The workers write there themselves.
     users
         As for `Recommender.recommend_to`, or histories as `Partitioned`; by default the training
         users.
@@ -180,7 +191,7 @@ def recommend_to(
     """
     client = users.client if isinstance(users, Partitioned) else connect(client)
     count("users_per_file", users_per_file)
-    target = Path(folder).absolute()
+    target = Target.of(folder)
     plain_options = _plain_options(options)
     with saved_folder(client, model, shared) as model_folder:
         requests, has_names = _parse_requests(load(model_folder), users, options)
@@ -192,15 +203,15 @@ def recommend_to(
         settings = {"k": k, "users_per_file": users_per_file, **plain_options}
         _claim_folder(target, model_folder, requests, settings)
         sent_options = send(client, plain_options)
-        written = []
-        for number, (_, arguments) in enumerate(batches):
-            file = target / f"part-{number:06d}.parquet"
-            if not file.exists():
-                call = (str(model_folder), str(file), k, sent_options, *arguments)
-                written.append(submit(client, write_lists, *call))
-        fetch(client, written)
-        for file in target.glob(".part-*.parquet.*"):
-            file.unlink(missing_ok=True)  # unfinished files of workers that were lost
+        names = [f"part-{number:06d}.parquet" for number in range(len(batches))]
+        existing, home = target.names(), str(model_folder)
+        written = [
+            submit(client, write_lists, home, target, name, k, sent_options, *arguments)
+            for name, (_, arguments) in zip(names, batches, strict=True)
+            if name not in existing
+        ]
+        target.require(names, fetch(client, written))
+        target.remove_unfinished(lambda name: name.startswith(".part-"))
     return sum(size for size, _ in batches)
 
 
@@ -234,7 +245,7 @@ def _parse_requests(model: Recommender, users: Any, options: dict[str, Any]) -> 
         return model.data_.users.tolist(), True
     if isinstance(users, (Partitioned, Interactions)):
         return users, True
-    names = ("unknown", "unknown_users", "unknown_items")
+    names = ("unknown_users", "unknown_items")
     query = parse_query(users, model.data_, Unknowns.of(*(options.get(name) for name in names)))
     if query.trained is not None:
         return query.users, True
@@ -266,14 +277,16 @@ def _make_batches(client: Any, requests: Any, size: int) -> list[tuple[int, tupl
     return [(high - low, (form(users[low:high]),)) for low, high in spans]
 
 
-def _claim_folder(folder: Path, model: Path, requests: Any, settings: dict[str, Any]) -> None:
+def _claim_folder(
+    target: Target, model: Path | str, requests: Any, settings: dict[str, Any]
+) -> None:
     """Record the model, users and settings of a folder of lists; refuse one with other lists."""
     if isinstance(requests, Partitioned):
         fingerprints = requests.map_blocks(getattr, "fingerprint")
         users: Any = fetch(requests.client, fingerprints), requests.items.tolist()
     else:
         users = requests.fingerprint if isinstance(requests, Interactions) else requests
-    manifest = read_manifest(model / MANIFEST)
+    manifest = read_manifest(local_directory(model) / MANIFEST)
     files = manifest.group("files")
     sums = {name: files.group(name).text("sha256") for name in files}
     digests = {
@@ -281,26 +294,26 @@ def _claim_folder(folder: Path, model: Path, requests: Any, settings: dict[str, 
         "users": _digest(users),
         **{name: _digest(value) for name, value in sorted(settings.items())},
     }
-    record = folder / RECORD
     text = json.dumps(sealed(digests))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not record.exists():
-            if any(folder.glob("part-*.parquet")):
-                raise DataError(f"{folder} holds files of something else; give another folder")
-            temporary = folder / f".{RECORD}.{os.getpid()}"
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, record)
-        recorded = record.read_bytes()
+        if not target.is_remote:
+            Path(target.place).mkdir(parents=True, exist_ok=True)
+        if target.read(RECORD) is None:
+            if any(PART.fullmatch(name) for name in target.names()):
+                raise DataError(f"{target} holds files of something else; give another folder")
+            target.write(RECORD, write_bytes(text.encode()))
+        recorded = target.read(RECORD) or b""
     except OSError as error:
-        raise DataError(f"{folder} cannot be used: {error.strerror or error}") from error
+        raise DataError(f"{target} cannot be used: {error.strerror or error}") from error
     try:
         check_seal(parse(recorded))
     except FileFormatError as error:
-        raise FileFormatError(f"{record} is damaged; remove {folder} and start again") from error
+        raise FileFormatError(
+            f"{target}/{RECORD} is damaged; remove {target} and start again"
+        ) from error
     if json.loads(recorded) != json.loads(text):
         raise SettingError(
-            f"{folder} holds lists of another model, of other users or with other settings; give "
+            f"{target} holds lists of another model, of other users or with other settings; give "
             "another folder, or remove it"
         )
 
@@ -312,20 +325,27 @@ def _digest(value: Any) -> str:
 
 @task
 def write_lists(
-    folder: str,
-    file: str,
+    model: str,
+    target: Target,
+    name: str,
     k: int,
     options: dict[str, Any],
     users: Any,
     items: IdIndex | None = None,
     span: tuple[int, int] = (0, 0),
-) -> int:
-    """Write the lists of a batch of `_make_batches` to a file, unless an earlier try has."""
-    if Path(file).exists():
-        return 0
-    if isinstance(users, HistoryRows):
-        assert items is not None
-        users = users.with_items(items)
-    elif items is not None:
-        users = with_item_ids(users, items).rows(np.arange(*span))
-    return open_model(folder).recommend_to(file, users, k, **options)
+) -> str:
+    """Write the lists of a batch of `_make_batches`, unless an earlier try has.
+
+    Return the name of the worker's machine.
+    """
+
+    def make(path: str) -> None:
+        requests = users
+        if isinstance(requests, HistoryRows):
+            assert items is not None
+            requests = requests.with_items(items)
+        elif items is not None:
+            requests = with_item_ids(requests, items).rows(np.arange(*span))
+        open_model(model).recommend_to(path, requests, k, **options)
+
+    return target.write(name, make)

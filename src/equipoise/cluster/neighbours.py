@@ -23,11 +23,11 @@ from equipoise.data.matrix import Csr, segments
 from equipoise.errors import TooBigError
 from equipoise.runtime.kernels import Offsets, Positions
 from equipoise.runtime.machine import gigabytes
-from equipoise.solve.audit import TARGETS, Audit, sampled
+from equipoise.runtime.resume import Journal
+from equipoise.solve.audit import TARGETS, Audit, sample_items
 from equipoise.solve.engine import Solved
-from equipoise.solve.journal import Journal
 from equipoise.solve.neighbourhood import (
-    KEPT,
+    ROW_ENTRIES,
     Columns,
     Lists,
     Numbering,
@@ -61,9 +61,10 @@ class NeighbourhoodSolver:
         self.neighbours = min(neighbours, max(spread.shape[1] - 1, 1))
         self.client = spread.client
 
-    def solve(self, user_weights: Vector, penalty: Vector) -> Solved:
+    def solve(self, user_weights: Vector, penalty: Vector, feature_weight: float = 0.0) -> Solved:
         """Return the columns of P, audited against exact ones."""
-        n_items, n_entries = self.spread.shape[1], KEPT * self.neighbours
+        user_weights = self.spread.weights(user_weights, feature_weight)
+        n_items, n_entries = self.spread.shape[1], ROW_ENTRIES * self.neighbours
         bytes_per_entry = 4 + np.dtype(self.dtype).itemsize
         needed = n_items * min(self.neighbours + n_entries, n_items) * bytes_per_entry
         memory = smallest_memory(self.client)
@@ -161,7 +162,7 @@ class _Audit(Audit):
         self.columns, self._spread, self._roots = columns, spread, spread.roots(user_weights)
         self._names, self._rank = numbers.names, numbers.rank
         self._penalty, self._diagonal = numbers.penalty, numbers.diagonal
-        self.targets = sampled(item_counts, TARGETS)
+        self.targets = sample_items(item_counts, TARGETS)
 
     def _product(self, V: Vector, out: Vector) -> None:
         product = self._spread.times(self._roots, V[self._rank])

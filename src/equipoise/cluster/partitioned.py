@@ -26,6 +26,7 @@ from equipoise.cluster.workers import (
     task,
 )
 from equipoise.data import split as splits
+from equipoise.data.catalogue import Catalogue
 from equipoise.data.events import COLUMNS
 from equipoise.data.ids import IdIndex
 from equipoise.data.interactions import Interactions, core_note
@@ -68,7 +69,7 @@ class Partitioned:
         Number of users of each block.
     n_interactions
         Number of user-item pairs.
-    labels, notes
+    catalogue, notes
         As of `Interactions`.
     name
         Name of the data in messages.
@@ -82,13 +83,18 @@ class Partitioned:
         block_users: Counts,
         n_interactions: int,
         *,
-        labels: pl.DataFrame | None = None,
+        catalogue: Catalogue | None = None,
         notes: Sequence[str] = (),
         name: str = "the data",
     ) -> None:
         self.client, self.blocks, self.items = client, list(blocks), items
         self.block_users, self.n_interactions = block_users, n_interactions
-        self.labels, self.notes, self.name = labels, tuple(notes), name
+        self.known_items, self.notes, self.name = catalogue, tuple(notes), name
+
+    @property
+    def catalogue(self) -> pl.DataFrame | None:
+        """The attributes of the items, as of `Interactions`."""
+        return None if self.known_items is None else self.known_items.frame
 
     @property
     def n_users(self) -> int:
@@ -173,15 +179,15 @@ class Partitioned:
             raise DataError(f"nothing is left with {limits}; lower them")
         blocks = self.map_blocks(take_core, flags, min_user)
         core = self.with_blocks(blocks, self.items[core_items])
-        core.labels, core.notes = self.take_labels(core_items), self.notes
+        core.known_items, core.notes = self.take_catalogue(core_items), self.notes
         removed = (self.n_users - core.n_users, self.n_items - core.n_items)
         if any(removed):
             core.notes += (core_note(min_user, min_item, *removed),)
         return core
 
-    def take_labels(self, items: Flags) -> pl.DataFrame | None:
-        """Return the labels of the items under a mask."""
-        return None if self.labels is None else self.labels.filter(pl.Series(items))
+    def take_catalogue(self, items: Flags) -> Catalogue | None:
+        """Return the catalogue of the items under a mask."""
+        return None if self.known_items is None else self.known_items.gather(np.flatnonzero(items))
 
     def split(self, protocol: str = "strong", *, where: str = "here", **settings: Any) -> Any:
         """Return the split that ``equipoise.data.split`` makes of the same data.
@@ -246,7 +252,7 @@ class Partitioned:
             matrix,
             np.concatenate(users),
             self.items,
-            labels=self.labels,
+            catalogue=self.known_items,
             events=events,
             notes=self.notes,
         )

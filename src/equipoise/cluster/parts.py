@@ -57,7 +57,8 @@ class PartitionedPart:
 
     def __repr__(self) -> str:
         known, hidden = self.history.n_interactions, self.target.n_interactions
-        return f"Part {self.name}: {self.n_users:,} users, {known:,} known, {hidden:,} to find"
+        size = f"{self.n_users:,} users, {known:,} history items, {hidden:,} held out"
+        return f"Part {self.name}: {size}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +127,7 @@ def strong(
         items,
         train.block_users,
         train.n_interactions,
-        labels=data.take_labels(is_known),
+        catalogue=data.take_catalogue(is_known),
     )
     return PartitionedSplit(train, parts.get("valid"), parts["test"], "strong", seed, tuple(notes))
 
@@ -181,7 +182,7 @@ def as_partitioned_part(part: Any) -> PartitionedPart | None:
 
 def evaluate_on_workers(
     model: Recommender,
-    folder: Path,
+    folder: Path | str,
     part: PartitionedPart,
     k: Any,
     *,
@@ -200,9 +201,7 @@ def evaluate_on_workers(
     """
     started = time.perf_counter()
     client, history, target = part.history.client, part.history, part.target
-    question = Question.of(
-        model, part, k, look_up(metrics, groups or ()), groups=groups, **options
-    )
+    question = Question(model, part, k, look_up(metrics, groups or ()), groups=groups, **options)
     targets = _align_targets(history, target)
     for side, data in (("targets", target), ("histories", history)):
         check_known(side, data.items, data.item_counts, question.items)

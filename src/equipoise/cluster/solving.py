@@ -59,8 +59,9 @@ class WorkerSolver:
         rows = rows if tile_rows is None else count("tile_rows", tile_rows)
         self.spans = list(strips((0, self.n_items), rows))
 
-    def solve(self, user_weights: Vector, penalty: Vector) -> Solved:
+    def solve(self, user_weights: Vector, penalty: Vector, feature_weight: float = 0.0) -> Solved:
         """Return P for these weights and this penalty, on this machine."""
+        user_weights = self.spread.weights(user_weights, feature_weight)
         (P,) = allocate([(self.n_items, self.n_items)], [np.dtype(self.dtype)], self.scratch)
         tiles = self.system(user_weights, penalty)
         throttle = Throttle(self.client, TASKS_AHEAD)
@@ -92,7 +93,7 @@ class WorkerSolver:
         Y = P @ V
         error = self.spread.times(self.spread.roots(user_weights), Y) + penalty[:, None] * Y - V
         residual = float(np.linalg.norm(error) / np.linalg.norm(V))
-        return dense.accepted(residual, P.dtype.name, "fit with dtype='float64'")
+        return dense.check_accuracy(residual, P.dtype.name, "fit with dtype='float64'")
 
     def system(self, user_weights: Vector, penalty: Vector) -> dict[Place, Any]:
         """Return the lower triangle of X^T W X + diag(penalty) as tiles on the workers."""

@@ -27,20 +27,37 @@ CHUNK_PAIRS = 16_000_000  # user-item pairs of one task of a sum
 
 
 class Spread:
-    """A matrix, users x items, in blocks on the workers: those of the data, or sent from here."""
+    """A matrix, users x items, in blocks on the workers: those of the data, or sent from here.
 
-    def __init__(self, client: Any, data: Partitioned | Interactions) -> None:
+    `features`, items x features, are one more block: each feature is a user.
+    """
+
+    def __init__(
+        self, client: Any, data: Partitioned | Interactions, features: Csr | None = None
+    ) -> None:
         self.client, self.n_pairs = client, data.n_interactions
         self.shape = data.n_users, data.n_items
+        self._n_features = 0
         if isinstance(data, Partitioned):
             self.blocks = data.map_blocks(getattr, "matrix")
             self._starts = offsets_of(data.block_users)
-            return
-        X = data.matrix
-        n_blocks = -(-X.nnz // CHUNK_PAIRS) or 1
-        cuts = np.searchsorted(X.indptr, np.linspace(0, X.nnz, n_blocks + 1)[1:-1])
-        self._starts = np.unique([0, *cuts.tolist(), X.shape[0]])
-        self.blocks = [send(client, X[low:high]) for low, high in pairwise(self._starts)]
+        else:
+            X = data.matrix
+            n_blocks = -(-X.nnz // CHUNK_PAIRS) or 1
+            cuts = np.searchsorted(X.indptr, np.linspace(0, X.nnz, n_blocks + 1)[1:-1])
+            self._starts = np.unique([0, *cuts.tolist(), X.shape[0]])
+            self.blocks = [send(client, X[low:high]) for low, high in pairwise(self._starts)]
+        if features is not None:
+            self._n_features = features.shape[1]
+            self.n_pairs += features.nnz
+            self.shape = data.n_users + self._n_features, data.n_items
+            self._starts = np.append(self._starts, self.shape[0])
+            rows: Csr = features.T.tocsr().astype(np.float32)
+            self.blocks = [*self.blocks, send(client, rows)]
+
+    def weights(self, user_weights: Vector, feature_weight: float) -> Vector:
+        """Return the weights of all rows, those of features included."""
+        return np.append(user_weights, np.full(self._n_features, feature_weight))
 
     def map_chunks(
         self, function: Callable[..., Any], user_weights: Vector, *args: Any

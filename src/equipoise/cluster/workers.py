@@ -11,6 +11,8 @@ import asyncio
 import atexit
 import functools
 import logging
+import multiprocessing
+import platform
 import sys
 import time
 import warnings
@@ -21,6 +23,10 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
+import numpy as np
+import polars as pl
+
+import equipoise
 from equipoise.errors import ClusterError, MissingExtraError, SettingError
 from equipoise.runtime import machine
 
@@ -31,11 +37,21 @@ logger = logging.getLogger(__name__)
 TIMEOUT = 10  # seconds to wait for the scheduler, and between checks that workers exist
 NO_WORKER_TIMEOUT = 300  # seconds to wait while the cluster has no worker
 FAN_IN = 8  # results merged by one step of a reduction
+NO_WORKER, ALL_PAUSED = "the cluster has no worker", "all workers are paused: their memory is full"
+REMEDIES = {
+    NO_WORKER: "read the logs of the workers for why they ended, start some and run again",
+    ALL_PAUSED: (
+        "give them more memory, add workers, or close other programs and clients that keep data "
+        "on them, and run again"
+    ),
+}
+SHOWN = 5  # workers that a message names
 _clients: dict[str, Any] = {}  # open clients, by address or "local"
+_seen: dict[str, set[str]] = {}  # workers whose versions are right, by id of the client
 
 
 def connect(client: Any = "local") -> Any:
-    """Return a Dask client.
+    """Return a Dask client, whose workers have the versions of this process.
 
     Parameters
     ----------
@@ -44,6 +60,12 @@ def connect(client: Any = "local") -> Any:
         which starts one worker process per processor of this machine. These end with this
         process. Their number, and the dashboard's address if Bokeh is installed, go to stderr.
     """
+    connected = _open_client(client)
+    _check_versions(connected)
+    return connected
+
+
+def _open_client(client: Any) -> Any:
     distributed = _import_distributed()
     if isinstance(client, distributed.Client):
         if client.asynchronous:
@@ -72,6 +94,44 @@ def connect(client: Any = "local") -> Any:
     return _clients[client]
 
 
+def versions() -> dict[str, str]:
+    """Return the versions that results depend on."""
+    return {
+        "equipoise": equipoise.__version__,
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "numpy": np.__version__,
+        "polars": pl.__version__,
+    }
+
+
+def _check_versions(client: Any) -> None:
+    """Raise if a worker that was not seen before has other versions than this process."""
+    seen = _seen.setdefault(client.id, set())
+    new = set(client.nthreads()) - seen
+    if not new:
+        return
+    with translate_errors(client):
+        answers = client.run(versions, workers=sorted(new), on_error="return")
+    expected = versions()
+    wrong = []
+    for worker, answer in sorted(answers.items()):
+        if isinstance(answer, ModuleNotFoundError):
+            wrong.append(f"{worker} has no {answer.name}")
+        elif isinstance(answer, dict):
+            other = [
+                f"{name} {value}" for name, value in answer.items() if expected[name] != value
+            ]
+            wrong += [f"{worker} has {' and '.join(other)}"] if other else []
+    if wrong:
+        shown = "; ".join(wrong[:SHOWN]) + ("; ..." if len(wrong) > SHOWN else "")
+        here = ", ".join(f"{name} {value}" for name, value in expected.items())
+        raise ClusterError(
+            f"all machines need the same versions, here {here}, but {shown}; install these on the "
+            "workers and start them again"
+        )
+    seen |= new
+
+
 def _start_local_client(distributed: Any) -> Any:
     # errors of tasks are raised in this process, so workers need not print them too
     cluster = start_local(machine.count(), dashboard_address=":0", silence_logs=logging.CRITICAL)
@@ -89,16 +149,25 @@ def start_local(workers: int, **options: Any) -> Any:
     """Start single-threaded worker processes on this machine that restart whenever they die."""
     import dask
 
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        # this process is a worker that imports the script: the error comes from the one above
+        raise SystemExit(1)
     # by default Dask removes a worker for good that is not running 15 s after it died, even if it
     # restarted meanwhile and died again
     dask.config.set({"distributed.deploy.lost-worker-timeout": "24h"})
-    return _import_distributed().LocalCluster(
-        n_workers=workers,
-        threads_per_worker=1,
-        processes=True,
-        env={"POLARS_MAX_THREADS": "1"},
-        **options,
-    )
+    try:
+        return _import_distributed().LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            processes=True,
+            env={"POLARS_MAX_THREADS": "1"},
+            **options,
+        )
+    except RuntimeError as error:
+        raise ClusterError(
+            "the workers on this machine did not start; a script that starts them needs the line "
+            "`if __name__ == '__main__':` before its work, because each worker imports the script"
+        ) from (error if logger.isEnabledFor(logging.DEBUG) else None)
 
 
 def _import_distributed() -> Any:
@@ -166,7 +235,8 @@ def fetch(client: Any, futures: Any) -> Any:
 def _wait(client: Any, futures: Iterable[Any], until: str) -> set[Any]:
     """Wait for all futures, or one, as long as there are workers; return the unfinished ones."""
     wait = _import_distributed().wait
-    without_workers_since = None
+    idle_since = None
+    waiting = set(futures)
 
     async def wait_once() -> set[Any] | None:
         # an exception that reached this thread would keep its frames alive, and with them all
@@ -181,20 +251,30 @@ def _wait(client: Any, futures: Iterable[Any], until: str) -> set[Any]:
         unfinished: set[Any] | None = client.sync(wait_once)
         if unfinished is not None:
             return unfinished
-        if any(future.status == "error" for future in futures):
+        if any(future.status == "error" for future in waiting):
             return set()  # the caller raises the error without waiting for the remaining futures
-        if client.nthreads():
-            without_workers_since = None
-        elif without_workers_since is None:
-            without_workers_since = time.monotonic()
-            logger.warning(
-                "the cluster has no worker; waiting %s s for one to start", NO_WORKER_TIMEOUT
-            )
-        elif time.monotonic() - without_workers_since > NO_WORKER_TIMEOUT:
-            raise ClusterError(
-                f"the cluster had no worker for {NO_WORKER_TIMEOUT} s; read the logs of the "
-                "workers for why they ended, start some and run again"
-            )
+        problem = _idle_workers(client)
+        n_unfinished = sum(not future.done() for future in waiting)
+        if problem is None or (idle_since is not None and n_unfinished < idle_since[1]):
+            idle_since = None
+        elif idle_since is None:
+            idle_since = time.monotonic(), n_unfinished
+            logger.warning("%s; waiting %s s for one to start", problem, NO_WORKER_TIMEOUT)
+        elif time.monotonic() - idle_since[0] > NO_WORKER_TIMEOUT:
+            raise ClusterError(f"for {NO_WORKER_TIMEOUT} s {problem}; {REMEDIES[problem]}")
+
+
+def _idle_workers(client: Any) -> str | None:
+    """Return why no worker works: there is none, or their memory is full; else None."""
+    if not client.nthreads():
+        return NO_WORKER
+    states = [worker["status"] for worker in worker_facts(client)]
+    return ALL_PAUSED if states and set(states) == {"paused"} else None
+
+
+def worker_facts(client: Any) -> list[dict[str, Any]]:
+    """Return what the scheduler knows about each worker."""
+    return list(client.scheduler_info(n_workers=-1)["workers"].values())
 
 
 def reduce_tree(client: Any, merge: Callable[[list[Any]], Any], futures: Sequence[Any]) -> Any:
@@ -247,8 +327,7 @@ def run_on_all(client: Any, function: Callable[[], object]) -> None:
 
 def smallest_memory(client: Any) -> float:
     """Return the memory limit of the smallest worker in bytes; infinite without limits."""
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    limits = (worker["memory_limit"] or float("inf") for worker in workers)
+    limits = (worker["memory_limit"] or float("inf") for worker in worker_facts(client))
     return min(limits, default=float("inf"))
 
 

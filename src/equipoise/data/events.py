@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.data.matrix import Csr, segments
+from equipoise.data.matrix import Csr, compact, keep_entries, segments
 from equipoise.errors import DataError
 from equipoise.runtime.kernels import bits_set, compiled, first_at_least, lowest_bit
 from equipoise.runtime.machine import run
@@ -26,6 +27,7 @@ Mask = npt.NDArray[np.bool_]
 
 COLUMNS = ("times", "weights", "types")
 NO_TYPE = -1
+ROUNDING = 1e-12  # a sum of weights below this share of their sizes counts as 0
 MOST_TYPES = 2**15
 BLOCK, MOST_BLOCKS = 100_000, 64  # events per task of a thread, and the largest number of tasks
 SHORT, LANES = 256, 64  # up to SHORT events are sorted by counting, LANES comparisons at a time
@@ -235,6 +237,63 @@ def _renamed(events: Events, names: list[str]) -> Events:
         return replace(events, type_names=tuple(names))
     new = np.array([*map(names.index, events.type_names), NO_TYPE], np.int16)
     return replace(events, types=new[events.types], type_names=tuple(names))
+
+
+def summed(events: Events, n_items: int, *, signed: bool = False) -> tuple[Csr, int]:
+    """Return the matrix of summed weights, and the number of pairs that have events.
+
+    A pair has no value if its sum is 0 or, unless `signed`, negative.
+    """
+    assert events.weights is not None
+    indptr, indices, pair = events.pairs()
+    total = np.bincount(pair, events.weights, minlength=len(indices))
+    size = np.bincount(pair, np.abs(events.weights), minlength=len(indices))
+    # a purchase and its return sum to 0 despite rounding
+    has_value = (np.abs(total) if signed else total) > ROUNDING * size
+    matrix = compact(total, indices, indptr, (len(events), n_items))
+    matrix = matrix if has_value.all() else keep_entries(matrix, has_value)
+    return matrix, len(indices)
+
+
+def dated(matrix: Csr, times: npt.NDArray[np.float64], events: Events | None) -> Events:
+    """Return one event per pair at its time, or the events with the times of their pairs.
+
+    The time of a pair is that of its last event; an earlier one gets the latest time that keeps
+    the events in order.
+    """
+    if events is None:
+        simple = bare(matrix)
+        return Events.sorted_by_time(
+            simple.items, simple.offsets, times=times, weights=simple.weights
+        )
+    if events.times is not None:
+        raise DataError("the events have times of their own; leave times out")
+    place = events.places(matrix)
+    last = np.full(len(times) + 1, -1)
+    last[place] = np.arange(len(place))
+    event_times = np.full(len(place), np.inf)
+    latest = last[:-1][last[:-1] >= 0]
+    event_times[latest] = times[place[latest]]
+    for start, stop in pairwise(events.offsets.tolist()):
+        event_times[start:stop] = np.minimum.accumulate(event_times[start:stop][::-1])[::-1]
+    if not np.isfinite(event_times).all():
+        raise DataError("the events name a pair that the matrix lacks; give them their times")
+    return replace(events, times=event_times)
+
+
+def bare(matrix: Csr) -> Events:
+    """Return one event per pair, without time or order."""
+    weights = None if (matrix.data == 1).all() else matrix.data.astype(np.float64)
+    offsets = matrix.indptr.astype(np.int64, copy=False)
+    items = matrix.indices.astype(np.int32, copy=False)
+    return Events(items, offsets, weights=weights, ordered=False)
+
+
+def shares(matrix: Csr, events: Events) -> npt.NDArray[np.float64]:
+    """Return the weight of each event: the value of its pair, divided equally."""
+    place = events.places(matrix)
+    times = np.bincount(place[place >= 0], minlength=matrix.nnz)
+    return np.append(matrix.data / np.maximum(times, 1), 0.0)[place]
 
 
 def as_types(texts: Iterable[Any]) -> tuple[Codes, tuple[str, ...]]:

@@ -210,6 +210,11 @@ class IdIndex:
             raise UnknownIdError(self._not_found([value], position, hint))
         return int(position[0])
 
+    def find(self, text: str) -> int:
+        """Position of one id given as text, -1 if it is unknown."""
+        value = self._translated(text) if self._are_integers else text
+        return -1 if value is None else self._position.get(value, -1)
+
     def positions(
         self, ids: Any, *, unknown: Unknown = "error", hint: str = CHECK
     ) -> npt.NDArray[np.int64]:

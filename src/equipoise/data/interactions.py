@@ -1,17 +1,19 @@
 """Interactions: which user used which item, as a checked sparse matrix with the raw ids.
 
-Every method that returns other interactions carries events and labels along. On disk they are a
-directory of `.npy` arrays and Parquet tables (`Interactions.save`, `pack`).
+Every method that returns other interactions carries events and the catalogue along. On disk they
+are a directory of `.npy` arrays and Parquet tables (`Interactions.save`, `pack`).
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace as replace_fields
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +21,12 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
-from equipoise.checks import MADE_BY_READ, choice, count, fraction, instance
-from equipoise.data.events import COLUMNS, NO_TYPE, Events, joined
+from equipoise.checks import MADE_BY_READ, choice, count, instance
+from equipoise.data.catalogue import Catalogue, merged, object_catalogue, read_catalogue
+from equipoise.data.events import COLUMNS, NO_TYPE, Events, bare, dated, joined, shares, summed
 from equipoise.data.ids import UNKNOWN, IdIndex, Unknown, is_id
 from equipoise.data.matrix import (
+    Csr,
     as_positions,
     cell_keys,
     checked_matrix,
@@ -33,11 +37,10 @@ from equipoise.data.matrix import (
     segments,
     slices,
 )
-from equipoise.data.pairs import bare, dated, keys_under, merged, shares, summed, unobserved
+from equipoise.data.read_options import KINDS, ReadOptions
 from equipoise.data.storage import Fields, Stored, load_directory, write_directory
 from equipoise.display.notebook import fragment, table
 from equipoise.errors import DataError, FileFormatError, SettingError
-from equipoise.runtime.machine import check_polars
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +62,9 @@ class Interactions:
     times
         Seconds since 1970, one for each stored value of the CSR `matrix`, in its order: the time
         of the pair's only event, or of its last one if `events` without times are given.
-    labels
-        A frame with one row per item (titles, genres) for display; its first column is the title.
+    catalogue
+        A frame with one row per item (titles, genres, prices); its first column is the title. Or
+        a `Catalogue`, which also knows items without events.
     events
         The log behind the matrix, if it holds more: times, types, repeats, weights that add up to
         those of the matrix, or the order of a session.
@@ -87,7 +91,7 @@ class Interactions:
         items: Any = None,
         *,
         times: npt.ArrayLike | None = None,
-        labels: pl.DataFrame | None = None,
+        catalogue: pl.DataFrame | Catalogue | None = None,
         events: Events | None = None,
         notes: Iterable[str] = (),
         signed: bool = False,
@@ -96,17 +100,14 @@ class Interactions:
         n_users, n_items = self.matrix.shape
         self.user_index = _index(users, n_users, "user")
         self.item_index = _index(items, n_items, "item")
-        if labels is not None:
-            instance("labels", labels, pl.DataFrame, "give a frame with a row for each item")
-            if labels.height != n_items:
-                rows = f"{labels.height} rows for {n_items} items"
-                raise DataError(f"labels has {rows}; give one each")
+        if catalogue is not None:
+            catalogue = _as_catalogue(catalogue, n_items)
         if events is not None:
             instance("events", events, Events, "make data with eq.read(...)")
             events.check_shape(n_users, n_items)
         if moments is not None:
             events = dated(self.matrix, moments, events)
-        self.labels = labels
+        self.known_items = catalogue
         self.events = events
         if isinstance(notes, str) or not isinstance(notes, Iterable):
             raise SettingError(f"notes must be a list of sentences, got {notes!r}")
@@ -122,6 +123,24 @@ class Interactions:
     def items(self) -> npt.NDArray[Any]:
         """Raw item ids, column by column."""
         return self.item_index.values
+
+    @property
+    def catalogue(self) -> pl.DataFrame | None:
+        """The attributes of the items, a row for each, the title first; None without any."""
+        return None if self.known_items is None else self.known_items.frame
+
+    @property
+    def new_items(self) -> pl.DataFrame | None:
+        """Items of the catalogue without events: their ids, then the columns of `catalogue`.
+
+        They are no items of the matrix. One that gets events, as by an update, becomes one.
+        """
+        return None if self.known_items is None else self.known_items.new_items
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """What each column of `catalogue` is: category, list, text, number, date or vector."""
+        return {} if self.known_items is None else dict(self.known_items.kinds)
 
     @property
     def n_users(self) -> int:
@@ -146,21 +165,22 @@ class Interactions:
     @cached_property
     def item_counts(self) -> npt.NDArray[np.int64]:
         """Number of users of each item."""
-        if self.signed:
-            used = self.matrix.indices[self.matrix.data > 0]
-            return np.bincount(used, minlength=self.n_items).astype(np.int64)
-        return column_counts(self.matrix)
+        return column_counts(self._positive_matrix)
 
     @cached_property
     def user_counts(self) -> npt.NDArray[np.int64]:
         """Number of items of each user."""
-        if self.signed:
-            row = entry_rows(self.matrix)[self.matrix.data > 0]
-            return np.bincount(row, minlength=self.n_users).astype(np.int64)
-        return np.diff(self.matrix.indptr).astype(np.int64)
+        return np.diff(self._positive_matrix.indptr).astype(np.int64)
 
     @property
-    def empty_users(self) -> npt.NDArray[np.bool_]:
+    def _positive_matrix(self) -> Csr:
+        """The matrix without negative values, which mark unwanted items."""
+        if not self.signed:
+            return self.matrix
+        return keep_entries(self.matrix, self.matrix.data > 0)
+
+    @property
+    def _empty_users(self) -> npt.NDArray[np.bool_]:
         """Mask of the users without any value or event.
 
         A user who returned every purchase has events, but a `user_counts` of 0.
@@ -191,7 +211,7 @@ class Interactions:
         return digest.hexdigest()[:12]
 
     @cached_property
-    def own_events(self) -> Events:
+    def _own_events(self) -> Events:
         """The events with their weights; one per pair if the data have no events."""
         if self.events is None:
             return bare(self.matrix)
@@ -199,24 +219,21 @@ class Interactions:
             return self.events
         return replace_fields(self.events, weights=shares(self.matrix, self.events))
 
-    def with_values(self, matrix: Any) -> Interactions:
-        """Return the data with another matrix of the same shape; values may be negative."""
-        return self._rebuilt(matrix, signed=True)
-
     @cached_property
-    def sequences(self) -> Events | None:
+    def _sequences(self) -> Events | None:
         """The events in order of time or of the session, without returns; None if unordered."""
         if self.events is None or not self.events.ordered:
             return None
         return self.events.keep(self.events.positive)
 
     @cached_property
-    def event_pairs(self) -> npt.NDArray[np.int64]:
+    def _event_pairs(self) -> npt.NDArray[np.int64]:
         """Index of each event's pair among the stored values of `matrix`, or -1.
 
         A pair has events but no value if its weights add up to 0, as after a return.
         """
-        return self._known_events("event_pairs").places(self.matrix)
+        assert self.events is not None
+        return self.events.places(self.matrix)
 
     @cached_property
     def times(self) -> npt.NDArray[np.float64] | None:
@@ -224,9 +241,9 @@ class Interactions:
         if self.events is None or self.events.times is None:
             return None
         latest = np.full(self.n_interactions, np.nan)
-        has_value = self.event_pairs >= 0
+        has_value = self._event_pairs >= 0
         # events are sorted by time, and numpy keeps the last value assigned
-        latest[self.event_pairs[has_value]] = self.events.times[has_value]
+        latest[self._event_pairs[has_value]] = self.events.times[has_value]
         if np.isnan(latest).any():
             raise DataError("the matrix has a pair without an event; build it from the events")
         return latest
@@ -245,25 +262,30 @@ class Interactions:
             for name in ("items", "weights")
         )
 
-    def _known_events(self, caller: str) -> Events:
-        if self.events is None:
-            raise DataError(f"{caller} needs events, but the data have none; read them with times")
-        return self.events
-
     def history(self, user: Any) -> list[Any]:
         """Raw ids of a user's items: in order of the events, else by item position."""
         row = self.user_index.position(user)
-        if self.sequences is not None:
-            return list(self.items[self.sequences[row]].tolist())
+        if self._sequences is not None:
+            return list(self.items[self._sequences[row]].tolist())
         start, stop = self.matrix.indptr[row : row + 2]
         return list(self.items[self.matrix.indices[start:stop]].tolist())
 
     def label(self, item: Any) -> str:
         """Return the title of an item, or its id as text if it has none."""
-        if self.labels is None or not self.labels.width:
+        catalogue = self.catalogue
+        if catalogue is None or not catalogue.width:
             return str(item)
-        text = self.labels[self.item_index.position(item), 0]
+        text = catalogue[self.item_index.position(item), 0]
         return str(item) if text is None else str(text)
+
+    @cached_property
+    def _titles(self) -> list[str]:
+        """The title of each item by position, or its id as text if it has none."""
+        catalogue = self.catalogue
+        titles = (
+            [] if catalogue is None or not catalogue.width else catalogue.to_series(0).to_list()
+        )
+        return [str(title or item) for title, item in zip_longest(titles, self.items.tolist())]
 
     def rows(self, positions: npt.ArrayLike) -> Interactions:
         """Return the users at these positions (or under this mask), with all items."""
@@ -271,8 +293,8 @@ class Interactions:
         indptr = self.matrix.indptr
         places, offsets = segments(indptr[where], np.diff(indptr)[where])
         csr = (self.matrix.data[places], self.matrix.indices[places], offsets)
-        return self._rebuilt(
-            sp.csr_array(csr, shape=(len(where), self.n_items)),
+        return self._replace(
+            matrix=sp.csr_array(csr, shape=(len(where), self.n_items)),
             users=self.user_index.take(where),
             events=self.events.take(where) if self.events is not None else None,
         )
@@ -283,17 +305,26 @@ class Interactions:
         items = self.item_index.take(where)
         new = np.full(self.n_items, -1, np.int64)
         new[where] = np.arange(len(where))
-        labels = self.labels.select(pl.all().gather(where)) if self.labels is not None else None
-        return self._recoded(new, items, labels)
+        catalogue = None if self.known_items is None else self.known_items.gather(where)
+        return self._recoded(new, items, catalogue)
+
+    def hide_items(self, positions: npt.ArrayLike) -> Interactions:
+        """Return the data without the events of these items (positions, or a mask).
+
+        Those that the catalogue knows become new items.
+        """
+        where = as_positions(positions, self.n_items)
+        is_left = np.ones(self.n_items, np.bool_)
+        is_left[where] = False
+        left = self.columns(is_left)
+        if self.known_items is None:
+            return left
+        return left._replace(catalogue=self.known_items.hide(self.item_index, where))
 
     def select(self, users: Any = None, items: Any = None) -> Interactions:
         """Return these users and items, by raw id; None keeps all."""
         out = self if users is None else self.rows(self.user_index.positions(users))
         return out if items is None else out.columns(out.item_index.positions(items))
-
-    def with_users(self, users: IdIndex) -> Interactions:
-        """Return the same rows under other user ids."""
-        return self._rebuilt(self.matrix, users=users)
 
     def entries(self, mask: npt.NDArray[np.bool_]) -> Interactions:
         """Return the pairs under this mask (one flag per stored value of `matrix`).
@@ -305,33 +336,32 @@ class Interactions:
             raise DataError(f"entries needs a mask of {self.n_interactions} true or false values")
         events = self.events
         if events is not None and not mask.all():
-            events = events.keep(np.append(mask, True)[self.event_pairs])
-        return self._rebuilt(keep_entries(self.matrix, mask), events=events)
+            events = events.keep(np.append(mask, True)[self._event_pairs])
+        return self._replace(matrix=keep_entries(self.matrix, mask), events=events)
 
-    def only_events(self, mask: npt.NDArray[np.bool_]) -> Interactions:
+    def _only_events(self, mask: npt.NDArray[np.bool_]) -> Interactions:
         """Return the events under this mask, and the matrix computed from them.
 
         Values are the sums of the remaining weights; if events have no weights, a pair keeps its
         value as long as it has an event.
         """
-        before = self._known_events("only_events")
-        mask = np.asarray(mask)
-        if mask.dtype != bool or mask.shape != before.items.shape:
-            raise DataError(f"only_events needs a mask of {before.n_events} true or false values")
-        events = before.keep(mask)
+        assert self.events is not None
+        events = self.events.keep(mask)
         if events.weights is not None:
             matrix = summed(events, self.n_items, signed=self.signed)[0]
-            return self._rebuilt(matrix, events=events)
-        left = np.zeros(self.n_interactions + 1, bool)
-        left[self.event_pairs[mask]] = True
-        return self._rebuilt(keep_entries(self.matrix, left[:-1]), events=events)
+        else:
+            has_event = np.zeros(self.n_interactions + 1, bool)
+            has_event[self._event_pairs[mask]] = True
+            matrix = keep_entries(self.matrix, has_event[:-1])
+        return self._replace(matrix=matrix, events=events)
 
-    def with_items(self, items: Any, *, unknown: Unknown = "error") -> Interactions:
+    def with_items(self, items: Any, *, unknown_items: Unknown = "error") -> Interactions:
         """Return the same users over another list of items, such as a model's.
 
-        Used items that are not in the list are an error, or dropped with ``unknown="skip"``.
+        Used items that are not in the list are an error, or dropped with
+        ``unknown_items="skip"``.
         """
-        choice("unknown", unknown, UNKNOWN)
+        choice("unknown_items", unknown_items, UNKNOWN)
         if isinstance(items, IdIndex):
             index = items
         else:
@@ -339,39 +369,120 @@ class Interactions:
         if self.item_index.same_as(index):
             return self
         new = index.positions(self.items, unknown="skip")
-        if unknown == "error":
-            hint = "pass unknown='skip' to leave them out"
+        if unknown_items == "error":
+            hint = "pass unknown_items='skip' to leave them out"
             index.positions(self.items[(new < 0) & (self.item_counts > 0)], hint=hint)
-        labels = self.labels
-        if labels is not None:
-            old = self.item_index.positions(index.values, unknown="skip")
-            labels = labels.select(pl.all().gather(pl.Series(old).set(pl.Series(old < 0), None)))
-        return self._recoded(new, index, labels)
+        catalogue = self.known_items
+        if catalogue is not None:
+            catalogue = catalogue.over(self.item_index, index)
+        return self._recoded(new, index, catalogue)
+
+    def with_catalogue(
+        self,
+        catalogue: Any,
+        *,
+        id: str | int | None = None,
+        title: str | int | None = None,
+        types: Mapping[str, str] | None = None,
+    ) -> Interactions:
+        """Return the data with another catalogue.
+
+        Parameters
+        ----------
+        catalogue
+            A frame (pandas, polars, arrow) or a dictionary of columns, with a column of item ids
+            and titles, genres, prices, ...; or a dictionary from items to titles; or a list of
+            tables. A column may hold lists, and embeddings may be a two-dimensional array. Items
+            without events become `new_items`. For a file pass ``catalogue=`` to `read`.
+        id
+            Its column with the item ids; by default recognised by usual names.
+        title
+            Its column that is the title; by default recognised by its name or content.
+        types
+            What columns are, where reading would tell otherwise; see `read`.
+
+        Examples
+        --------
+        >>> import equipoise as eq
+        >>> data = eq.read([("ann", "tea"), ("bob", "milk")])
+        >>> data = data.with_catalogue({"item": ["tea", "milk"], "name": ["Green tea", "Milk"]})
+        >>> data.label("tea")
+        'Green tea'
+        """
+        notes = list(self.notes)
+        options = ReadOptions(
+            catalogue=object_catalogue(catalogue),
+            catalogue_id=id,
+            title=title,
+            catalogue_types=types,
+        )
+        known_items = read_catalogue(self.item_index, options, notes)
+        return self._replace(catalogue=known_items, notes=notes)
+
+    def with_items_described(self, items: Any) -> Interactions:
+        """Return the data with more attributes, or other ones, of known and of new items.
+
+        `items` is a table as for `with_catalogue`; its columns have the kinds of those here.
+        """
+        sources = object_catalogue(items)
+        columns = {name for source in sources for name in source.columns}
+        kinds, title = self.attributes, next(iter(self.attributes), None)
+        options = ReadOptions(
+            catalogue=sources,
+            title=title if title in columns else None,
+            catalogue_types={name: kind for name, kind in kinds.items() if name in columns},
+        )
+        none = self.item_index.take(np.empty(0, np.int64))
+        added = read_catalogue(none, options, [])
+        assert added is not None
+        return self.with_known_items(merged(self.known_items, added.over(none, self.item_index)))
+
+    def with_known_items(self, known_items: Catalogue | None) -> Interactions:
+        """Return the same events with another `Catalogue`, at no cost."""
+        out = copy.copy(self)
+        out.known_items = known_items
+        out.__dict__.pop("_titles", None)
+        return out
+
+    def with_new_items(self) -> Interactions:
+        """Return the data with a column without events for each of `new_items`, at the end."""
+        if self.known_items is None or self.new_items is None:
+            return self
+        index = self.item_index.extended(self.known_items.new_index.values)
+        out = self.with_known_items(self.known_items.over(self.item_index, index))
+        cached = [name for name, part in vars(Interactions).items() if hasattr(part, "func")]
+        for name in cached:  # they depend on the number of items
+            out.__dict__.pop(name, None)
+        X = self.matrix
+        out.matrix = sp.csr_array((X.data, X.indices, X.indptr), shape=(self.n_users, len(index)))
+        out.item_index = index
+        return out
 
     def _recoded(
-        self, new: npt.NDArray[np.int64], items: IdIndex, labels: pl.DataFrame | None
+        self, new: npt.NDArray[np.int64], items: IdIndex, catalogue: Catalogue | None
     ) -> Interactions:
         """Move column i to position ``new[i]``; a negative one drops it."""
         part = keep_entries(self.matrix, new[self.matrix.indices] >= 0)
         csr = (part.data, new[part.indices], part.indptr)
-        return self._rebuilt(
-            sp.csr_array(csr, shape=(self.n_users, len(items))),
+        return self._replace(
+            matrix=sp.csr_array(csr, shape=(self.n_users, len(items))),
             items=items,
-            labels=labels,
+            catalogue=catalogue,
             events=self.events.recode(new) if self.events is not None else None,
         )
 
-    def _rebuilt(self, matrix: Any, **changes: Any) -> Interactions:
-        """Return the data with another matrix and these other changes."""
+    def _replace(self, **changes: Any) -> Interactions:
+        """Return the data with these arguments of the constructor changed."""
         unchanged = {
+            "matrix": self.matrix,
             "users": self.user_index,
             "items": self.item_index,
-            "labels": self.labels,
+            "catalogue": self.known_items,
             "events": self.events,
             "notes": self.notes,
             "signed": self.signed,
         }
-        return Interactions(matrix, **{**unchanged, **changes})
+        return Interactions(**{**unchanged, **changes})
 
     def filter(self, *, min_user: int = 0, min_item: int = 0) -> Interactions:
         """Drop users with fewer than `min_user` items and items with too few users, repeatedly."""
@@ -411,22 +522,21 @@ class Interactions:
         notes = list(dict.fromkeys([*self.notes, *other.notes]))
         notes += [*_kind_note(self.user_index, users), *_kind_note(self.item_index, items)]
         events = _joined_events(parts, (rows[0], rows[1]), len(users), notes)
-        shape = (len(users), len(items))
         signed = self.signed or other.signed
         if not replace and events is not None and events.weights is not None:
-            matrix: Any = summed(events, len(items), signed=signed)[0]
+            matrix = summed(events, len(items), signed=signed)[0]
         else:
-            matrix = merged(
-                np.concatenate([rows[at][entry_rows(parts[at].matrix)] for at in (0, 1)]),
-                np.concatenate([part.matrix.indices for part in parts]),
-                np.concatenate([part.matrix.data for part in parts]),
-                shape,
-            )
+            row = np.concatenate([rows[at][entry_rows(parts[at].matrix)] for at in (0, 1)])
+            column = np.concatenate([part.matrix.indices for part in parts])
+            value = np.concatenate([part.matrix.data for part in parts])
+            matrix = sp.csr_array((value, (row, column)), shape=(len(users), len(items)))
+            if not replace:  # without weights every value is 1; scipy has added those of both
+                matrix.data[:] = 1
         return Interactions(
             matrix,
             users,
             items,
-            labels=_merged_labels(parts[0].labels, parts[1].labels),
+            catalogue=merged(parts[0].known_items, parts[1].known_items),
             events=events,
             notes=notes,
             signed=signed,
@@ -444,47 +554,19 @@ class Interactions:
         All users and items stay.
         """
         instance("other", other, Interactions, MADE_BY_READ)
-        removed = other.with_items(self.item_index, unknown="skip")
+        removed = other.with_items(self.item_index, unknown_items="skip")
         row = self.user_index.positions(removed.users, unknown="skip")
-        gone = keys_under(row, entry_rows(removed.matrix), removed.matrix.indices, self.n_items)
+        # events too, since a pair whose weights add up to 0 has only events
+        pairs = [(entry_rows(removed.matrix), removed.matrix.indices)]
         if removed.events is not None:
-            # a pair whose weights add up to 0 has only events
-            keys = keys_under(row, removed.events.rows, removed.events.items, self.n_items)
-            gone = np.concatenate([gone, keys])
-        gone.sort()
+            pairs.append((removed.events.rows, removed.events.items))
+        keys = [(row[rows] * self.n_items + items)[row[rows] >= 0] for rows, items in pairs]
+        gone = np.sort(np.concatenate(keys))
         out = self.entries(~in_ascending(cell_keys(self.matrix), gone))
         if out.events is None:
             return out
         left = ~in_ascending(out.events.keys(self.n_items), gone)
-        return out if left.all() else out._rebuilt(out.matrix, events=out.events.keep(left))
-
-    def with_noise(self, ratio: float, seed: int = 0) -> Interactions:
-        """Replace a share of the pairs by unobserved ones, drawn uniformly (noise test).
-
-        New pairs have weight 1; the result has no events.
-        """
-        fraction("ratio", ratio)
-        rng = generator(seed)
-        keys = cell_keys(self.matrix)
-        n_new = round(ratio * len(keys))
-        n_cells = self.n_users * self.n_items
-        if n_new > n_cells - len(keys):
-            raise DataError(
-                f"{n_new:,} pairs cannot be replaced: fewer are unobserved; lower ratio"
-            )
-        is_kept = np.ones(len(keys), bool)
-        is_kept[rng.permutation(len(keys))[:n_new]] = False
-        cell = np.concatenate([keys[is_kept], unobserved(keys, n_cells, n_new, rng)])
-        value = np.concatenate([self.matrix.data[is_kept], np.ones(n_new, np.float32)])
-        place = (cell // max(self.n_items, 1), cell % max(self.n_items, 1))
-        return Interactions(
-            sp.csr_array((value, place), shape=self.matrix.shape),
-            self.user_index,
-            self.item_index,
-            labels=self.labels,
-            notes=[*self.notes, f"{n_new:,} pairs ({ratio:.0%}) replaced by unobserved ones"],
-            signed=self.signed,
-        )
+        return out if left.all() else out._replace(events=out.events.keep(left))
 
     def to_frame(self, *, events: bool = False) -> pl.DataFrame:
         """One row per pair: user, item, weight, and time if known.
@@ -494,7 +576,7 @@ class Interactions:
         """
         if not events:
             return self._frame(self.n_interactions)
-        log = self.own_events
+        log = self._own_events
         columns = {
             "user": self.user_index.to_series()[log.rows],
             "item": self.item_index.to_series()[log.items],
@@ -529,11 +611,12 @@ class Interactions:
     def __repr__(self) -> str:
         size = f"{self.n_users:,} users x {self.n_items:,} items"
         filled = f"density {100 * self.density:.3g}%"
-        return f"Interactions: {size}, {self.n_interactions:,} interactions ({filled})"
+        new = "" if self.new_items is None else f", {self.new_items.height:,} new items"
+        return f"Interactions: {size}, {self.n_interactions:,} interactions ({filled}){new}"
 
     def _repr_html_(self) -> str:
         head = self._frame(5)
-        if self.labels is not None:
+        if self.catalogue is not None:
             titles = [self.label(item) for item in head["item"]]
             head = head.insert_column(2, pl.Series("title", titles, pl.String))
         rows = table(head.columns, head.rows(), words=len(head.columns)) if head.height else ""
@@ -551,6 +634,18 @@ def core_note(min_user: int, min_item: int, n_users: int, n_items: int) -> str:
 def generator(seed: int) -> np.random.Generator:
     """Return a random generator with this seed, independent of numpy's global state."""
     return np.random.default_rng(count("seed", seed, 0))
+
+
+def _as_catalogue(catalogue: Any, n_items: int) -> Catalogue:
+    """Return a checked catalogue with a row for each item."""
+    if not isinstance(catalogue, Catalogue):
+        instance("catalogue", catalogue, pl.DataFrame, "give a frame with a row for each item")
+        catalogue = Catalogue(catalogue)
+    known_items: Catalogue = catalogue
+    height = known_items.frame.height
+    if height != n_items:
+        raise DataError(f"the catalogue has {height} rows for {n_items} items; give one each")
+    return known_items
 
 
 def _index(ids: Any, size: int, axis: str) -> IdIndex:
@@ -581,7 +676,7 @@ def _joined_events(
     notes: list[str],
 ) -> Events | None:
     """Merge the events of two parts over the same items; a note reports what had to be dropped."""
-    sides = [part.own_events for part in parts]
+    sides = [part._own_events for part in parts]
     weighted = any(part.weighted for part in parts)
     if all(part.events is None for part in parts) and not weighted:
         return None
@@ -601,23 +696,11 @@ def _joined_events(
     return joined(sides[0], sides[1], rows, n_users)
 
 
-def _merged_labels(first: pl.DataFrame | None, second: pl.DataFrame | None) -> pl.DataFrame | None:
-    """Combine the label columns of two frames over the same items; the second's values win."""
-    if first is None or second is None:
-        return second if first is None else first
-    for name in first.columns:
-        if name in second.columns and first[name].dtype != second[name].dtype:
-            kinds = f"{first[name].dtype} on one side and {second[name].dtype} on the other"
-            raise DataError(f"label column {name!r} is {kinds}; make them the same")
-    check_polars()
-    return first.with_columns(
-        pl.coalesce(column, first[column.name]) if column.name in first.columns else column
-        for column in second
-    )
-
-
 class Packed(NamedTuple):
-    """Interactions as they are saved in a directory: settings, arrays and tables."""
+    """Interactions as they are saved in a directory: settings, arrays and tables.
+
+    The catalogue has the name that it had in the first version, labels.
+    """
 
     meta: dict[str, Any]
     arrays: dict[str, npt.NDArray[Any]]
@@ -627,7 +710,7 @@ class Packed(NamedTuple):
 def pack(data: Interactions, prefix: str = "", like: Interactions | None = None) -> Packed:
     """Return the content to save, under names that start with `prefix`.
 
-    Items and labels that equal those of `like` are left out; `unpack` takes them from there.
+    Items and a catalogue that equal those of `like` are left out; `unpack` takes them from there.
     """
     arrays: dict[str, npt.NDArray[Any]] = {
         "indptr": data.matrix.indptr.astype(np.int64),
@@ -638,7 +721,7 @@ def pack(data: Interactions, prefix: str = "", like: Interactions | None = None)
     meta: dict[str, Any] = {
         "shape": [data.n_users, data.n_items],
         "notes": list(data.notes),
-        "labelled": data.labels is not None,
+        "labelled": data.catalogue is not None,
         "signed": data.signed,
         "fingerprint": data.fingerprint,
     }
@@ -657,8 +740,13 @@ def pack(data: Interactions, prefix: str = "", like: Interactions | None = None)
     frames = {"users": pl.DataFrame({"id": data.user_index.to_series()})}
     if like is None or not like.item_index.same_as(data.item_index):
         frames["items"] = pl.DataFrame({"id": data.item_index.to_series()})
-    if data.labels is not None and (like is None or like.labels is not data.labels):
-        frames["labels"] = data.labels
+    known_items = data.known_items
+    if known_items is not None:
+        meta["attributes"] = dict(known_items.decided)
+        if like is None or like.known_items is not known_items:
+            frames["labels"] = known_items.frame
+            if known_items.new_items is not None:
+                frames["new_items"] = known_items.new_items
     return Packed(
         meta,
         {prefix + name: array for name, array in arrays.items()},
@@ -686,15 +774,19 @@ def unpack(
         matrix = sp.csr_array((weights, indices, indptr), shape=(n_users, n_items))
     except ValueError as error:
         raise FileFormatError(f"the sparse matrix is malformed: {error}") from error
-    times = events = labels = None
+    times = events = None
+    catalogue: Catalogue | None = None
     if f"{prefix}times" in stored.arrays:
         times = np.array(stored.finite(f"{prefix}times", pairs))
     if f"{prefix}offsets" in stored.arrays:
         events = _stored_events(stored, meta, prefix, n_users)
     if f"{prefix}labels" in stored.frames:
-        labels = stored.frame(f"{prefix}labels", n_items)
+        frame = stored.frame(f"{prefix}labels", n_items)
+        decided = meta.group("attributes") if "attributes" in meta else Fields({})
+        kinds = {name: decided.text(name, KINDS) for name in decided}
+        catalogue = Catalogue(frame, stored.frames.get(f"{prefix}new_items"), kinds)
     elif like is not None and meta.flag("labelled"):
-        labels = like.labels
+        catalogue = like.known_items
     items: Any = like.item_index if like is not None else None
     if like is None or f"{prefix}items" in stored.frames:
         items = _ids(stored.frame(f"{prefix}items", n_items))
@@ -703,14 +795,16 @@ def unpack(
         _ids(stored.frame(f"{prefix}users", n_users)),
         items,
         times=times,
-        labels=labels,
+        catalogue=catalogue,
         events=events,
         notes=meta.texts("notes"),
         signed="signed" in meta and meta.flag("signed"),
     )
+    if catalogue is not None:
+        catalogue.check_new_items(data.item_index)
     if data.n_interactions != pairs[0]:
         raise FileFormatError("a user-item pair occurs twice or with a weight of 0")
-    if meta.flag("labelled") != (data.labels is not None):
+    if meta.flag("labelled") != (data.catalogue is not None):
         raise FileFormatError(f"the field {meta.path + 'labelled'!r} does not fit its tables")
     return data
 

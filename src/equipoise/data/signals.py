@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -17,10 +17,9 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from equipoise.checks import Moment, choice, fraction, moment, number, period
-from equipoise.data.events import Events
+from equipoise.data.events import ROUNDING, Events
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import Csr, entry_rows
-from equipoise.data.pairs import ROUNDING
 from equipoise.errors import DataError, SettingError
 
 Transform = Literal["binary", "count", "sum", "log1p", "bm25", "last"]
@@ -29,7 +28,8 @@ Floats = npt.NDArray[np.float64]
 
 TRANSFORMS = get_args(Transform)
 RETURNS = get_args(Returns)
-SETTINGS = ("transform", "decay", "floor", "returns")  # that `tune` can vary
+SETTINGS = ("transform", "decay", "floor", "returns", "history_decay")  # that `tune` can vary
+HISTORY_SETTINGS = ("history_decay",)  # that change histories only, so no solve depends on them
 LEAST = 1e-30  # smallest value, so that a pair of tiny weight stays in the history
 SATURATION, LENGTH = 1.2, 0.75  # k1 and b of BM25
 
@@ -40,6 +40,11 @@ class Background:
 
     rarity: Floats
     mean_length: float
+
+    def over(self, n_items: int) -> Background:
+        """Return the same for more items; those without users are as rare as the rarest."""
+        missing = np.full(n_items - len(self.rarity), self.rarity.max(initial=0.0))
+        return Background(np.append(self.rarity, missing), self.mean_length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +69,9 @@ class Signals:
         counts half. None: age does not matter.
     floor
         Smallest factor for old events, 0 to 1.
+    history_decay
+        Half-life of the events of a history to score, relative to its last event and without a
+        floor. None: age does not matter. "decay" uses `decay` and `floor`, as in training.
     reference
         Time of age 0, in seconds, as ISO text or a date; later events also have age 0.
         None: the last event of the training data, and the last event of each history to score.
@@ -87,6 +95,7 @@ class Signals:
     weights: Mapping[str, float] | None = None
     decay: float | str | None = None
     floor: float = 0.1
+    history_decay: float | str | None = "decay"
     reference: Moment | None = None
     returns: Returns = "net"
 
@@ -96,6 +105,8 @@ class Signals:
         fraction("floor", self.floor)
         if self.decay is not None:
             period("decay", self.decay)
+        if self.history_decay not in (None, "decay"):
+            period("history_decay", self.history_decay)
         if self.reference is not None:
             object.__setattr__(self, "reference", moment("reference", self.reference))
         if self.weights is not None:
@@ -114,17 +125,29 @@ class Signals:
 
     def apply(self, data: Interactions) -> Interactions:
         """Return training data whose matrix is computed from their events."""
-        events = data.own_events
+        events = data._own_events
         self._check(events)
         background = self.background(data)
         matrix = self.values(events, data.n_items, background, self.latest(events))
-        return data.with_values(matrix)
+        return data._replace(matrix=matrix, signed=True)
+
+    @property
+    def for_histories(self) -> Signals:
+        """The signals of a history to score."""
+        if self.history_decay == "decay":
+            return self
+        changes = {"decay": self.history_decay, "floor": 0.0, "reference": None}
+        return replace(self, **changes, history_decay="decay")  # type: ignore[arg-type]
+
+    def same_training(self, other: Signals | None) -> bool:
+        """Whether training data get the same values from other signals."""
+        return other is not None and replace(self, history_decay=other.history_decay) == other
 
     def background(self, data: Interactions) -> Background | None:
         """Return the statistics of the training data that BM25 needs, else None."""
         if self.transform != "bm25":
             return None
-        events = data.own_events
+        events = data._own_events
         worth = self._sums(events, data.n_items, self.latest(events))
         counts = np.bincount(worth.indices[worth.data > 0], minlength=data.n_items)
         rarity = np.log1p((data.n_users - counts + 0.5) / (counts + 0.5))
@@ -213,7 +236,8 @@ class Signals:
             latest = self.reference
         age = np.maximum(latest - events.times, 0.0)
         left = np.exp2(-age / period("decay", self.decay))
-        return np.asarray(factor * np.maximum(left, self.floor))
+        # above 0, so that a pair of very old events stays in the history
+        return np.asarray(factor * np.maximum(left, max(self.floor, LEAST)))
 
     def _kinds(self, events: Events) -> Floats | None:
         """Return the weight of each event's type; None if all count 1."""

@@ -16,8 +16,10 @@ import numpy.typing as npt
 import polars as pl
 
 from equipoise.checks import MADE_BY_READ, instance
+from equipoise.data.catalogue import Catalogue
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import entry_rows
+from equipoise.display.notebook import fragment, table
 from equipoise.errors import SettingError
 from equipoise.runtime.kernels import compiled
 from equipoise.runtime.machine import run
@@ -58,18 +60,22 @@ class Statistics:
     homophily_low: float  # 95% interval of the homophily where it was sampled, else itself
     homophily_high: float
     popularity: pl.DataFrame = field(repr=False, compare=False)
+    n_new_items: int = 0  # items of the catalogue without events
+    attributes: dict[str, str] = field(default_factory=dict, compare=False)  # of items: their kind
 
     def to_dict(self) -> dict[str, Any]:
         """All statistics by name, ready for JSON; the curve as two lists."""
-        return {**self._numbers(), "popularity": self.popularity.to_dict(as_series=False)}
+        curve = self.popularity.to_dict(as_series=False)
+        return {**self._numbers(), "attributes": dict(self.attributes), "popularity": curve}
 
     def to_frame(self) -> pl.DataFrame:
         """One row, one column per statistic: the frames of several data sets stack."""
         return pl.DataFrame([self._numbers()])
 
     def _numbers(self) -> dict[str, Any]:
-        names = [attribute.name for attribute in fields(self) if attribute.name != "popularity"]
-        return {name: getattr(self, name) for name in names}
+        names = [column.name for column in fields(self)]
+        numbers = (name for name in names if name not in ("popularity", "attributes"))
+        return {name: getattr(self, name) for name in numbers}
 
     @property
     def _sampled(self) -> str:
@@ -78,6 +84,13 @@ class Statistics:
         return f"sampled, 95% interval {self.homophily_low:.4f} to {self.homophily_high:.4f}, "
 
     def __repr__(self) -> str:
+        lines = (f"  {name:<16}{text}" for name, text in self._lines())
+        return "\n".join(["Statistics", *lines])
+
+    def _repr_html_(self) -> str:
+        return fragment("Statistics", table(["", ""], self._lines(), words=2))
+
+    def _lines(self) -> list[tuple[str, str]]:
         head = f"{self.head_share:.1%} of interactions on the top {HEAD:.0%} of items"
         lines = [
             ("users", f"{self.n_users:,}"),
@@ -90,7 +103,11 @@ class Statistics:
             ("items per user", _spread(self.median_user, self.min_user, self.max_user)),
             ("users per item", _spread(self.median_item, self.min_item, self.max_item)),
         ]
-        return "\n".join(["Statistics", *(f"  {name:<16}{text}" for name, text in lines)])
+        if self.attributes:
+            kinds = ", ".join(f"{name} ({kind})" for name, kind in self.attributes.items())
+            lines.append(("attributes", kinds))
+            lines.append(("new items", f"{self.n_new_items:,} of the catalogue without events"))
+        return lines
 
 
 def describe(
@@ -164,6 +181,10 @@ class Counted(Protocol):
     def user_counts(self) -> npt.NDArray[np.int64]:
         """Number of items of each user."""
 
+    @property
+    def known_items(self) -> Catalogue | None:
+        """What is known about the items, and about new ones."""
+
 
 def statistics_of(
     data: Counted, ratio: float, delta: float, interval: Sequence[float] | None = None
@@ -188,6 +209,8 @@ def statistics_of(
         homophily_low=low,
         homophily_high=high,
         popularity=popularity_curve(data),
+        n_new_items=0 if data.known_items is None else len(data.known_items.new_index),
+        attributes={} if data.known_items is None else dict(data.known_items.kinds),
     )
 
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import logging
 import math
 import os
 import re
 import secrets
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -33,6 +33,14 @@ import numpy.typing as npt
 import polars as pl
 
 from equipoise.checks import path as checked_path
+from equipoise.data.remote import (
+    cache_folder,
+    download_files,
+    is_address,
+    read_remote,
+    remote_names,
+    upload_folder,
+)
 from equipoise.errors import (
     DataError,
     EquipoiseError,
@@ -40,9 +48,9 @@ from equipoise.errors import (
     MissingExtraError,
     TooBigError,
 )
+from equipoise.runtime.locks import locked_folder
 from equipoise.runtime.machine import check_polars
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SEAL = "seal"
@@ -143,10 +151,10 @@ class Fields(dict[str, Any]):
         number: int = self._read(name, int, expected)
         return number if least <= number <= most else self._refuse(name, expected)
 
-    def wholes(self, name: str, least: int = 0, most: int = LARGEST) -> list[int]:
-        """A list of integers in this range."""
-        expected = f"whole numbers from {least} to {most:.3g}"
-        return self._read_list(name, lambda n: type(n) is int and least <= n <= most, expected)
+    def wholes(self, name: str, least: int = 0) -> list[int]:
+        """A list of integers from `least` on."""
+        expected = f"whole numbers from {least} to {LARGEST:.3g}"
+        return self._read_list(name, lambda n: type(n) is int and least <= n <= LARGEST, expected)
 
     def number(self, name: str, least: float = -math.inf) -> float:
         """A finite number, at least `least`."""
@@ -253,6 +261,13 @@ def write_directory(
     a directory while another process does; where the system has no locks, the last save wins.
     """
     check_polars()
+    if is_address(path):
+        with tempfile.TemporaryDirectory(prefix="equipoise-") as parent:
+            _check_ours_there(os.fspath(path), kind)
+            folder = Path(parent) / "saved"
+            write_directory(folder, kind, version, meta, arrays, frames, restore)
+            upload_folder(folder, _url(path), MANIFEST, lambda name: bool(OURS.fullmatch(name)))
+        return
     root = checked_path("path", path)
     token = secrets.token_hex(6)
     lists: dict[str, npt.NDArray[Any]] = {}
@@ -391,43 +406,24 @@ def _locked(root: Path, kind: str, token: str) -> Iterator[None]:
     existed = root.exists()
     check_ours(root, kind)
     root.mkdir(parents=True, exist_ok=True)
-    handle, is_locked = (None, False) if os.name == "nt" else _lock(root)
-    replaced = set() if is_locked else _listed(root) or set()
+    in_use = f"{root} is being saved to by another process; wait until it is done"
+    with locked_folder(root, in_use) as (handle, is_locked):
+        replaced = set() if is_locked else _listed(root) or set()
 
-    def can_go(file: Path) -> bool:
-        ours = is_locked or file.name in replaced or token in file.name
-        return ours or time.time() - file.stat().st_mtime > ABANDONED
+        def can_go(file: Path) -> bool:
+            ours = is_locked or file.name in replaced or token in file.name
+            return ours or time.time() - file.stat().st_mtime > ABANDONED
 
-    try:
-        yield
-    finally:
-        # A failed clean-up does not undo a save: Windows cannot delete a mapped file.
-        with suppress(OSError):
-            if handle is not None:
-                os.fsync(handle)  # the new manifest is on the disk before the old files go
-            _sweep(root, can_go)
-            if not existed and not any(root.iterdir()):
-                root.rmdir()
-        if handle is not None:
-            os.close(handle)
-
-
-def _lock(root: Path) -> tuple[int, bool]:
-    """Open a directory; return its handle and whether it could be locked."""
-    import fcntl
-
-    handle = os.open(root, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise DataError(
-            f"{root} is being saved to by another process; wait until it is done"
-        ) from error
-    except OSError:  # some network file systems have no locks
-        logger.debug("%s cannot be locked", root)
-        return handle, False
-    return handle, True
+        try:
+            yield
+        finally:
+            # A failed clean-up does not undo a save: Windows cannot delete a mapped file.
+            with suppress(OSError):
+                if handle is not None:
+                    os.fsync(handle)  # the new manifest is on the disk before the old files go
+                _sweep(root, can_go)
+                if not existed and not any(root.iterdir()):
+                    root.rmdir()
 
 
 def check_ours(root: Path, kind: str) -> None:
@@ -443,6 +439,44 @@ def check_ours(root: Path, kind: str) -> None:
         fine = all(OURS.fullmatch(name) for name in present)
     if not fine:
         raise DataError(f"{root} exists and is not a saved {kind}; choose another path")
+
+
+def _url(path: str | os.PathLike[str]) -> str:
+    return os.fspath(path).rstrip("/")
+
+
+def _check_ours_there(url: str, kind: str) -> None:
+    """Raise if a remote folder holds anything but an earlier save of the same kind."""
+    names = remote_names(url)
+    content = read_remote(f"{_url(url)}/{MANIFEST}") if MANIFEST in names else None
+    if content is None:
+        fine = all(OURS.fullmatch(name) for name in names)
+    else:
+        fine = parse(content).get("format") == kind
+    if not fine:
+        raise DataError(f"{url} exists and is not a saved {kind}; choose another address")
+
+
+def local_directory(path: str | os.PathLike[str]) -> Path:
+    """Return the path of a saved directory; one at an address is copied to the cache folder.
+
+    Only files that are not there yet are fetched.
+    """
+    if not is_address(path):
+        return checked_path("path", path)
+    url = _url(path)
+    folder = cache_folder() / "remote" / hashlib.sha256(url.encode()).hexdigest()[:16]
+    content = read_remote(f"{url}/{MANIFEST}")
+    if content is None:
+        raise FileFormatError(f"{url} is not a saved directory: it has no {MANIFEST}")
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = folder / f"{MANIFEST}.{secrets.token_hex(6)}"
+    fresh.write_bytes(content)
+    listed = [entry.get("file") for entry in read_manifest(fresh).group("files").values()]
+    download_files(url, [name for name in listed if FILE_NAME.fullmatch(str(name))], folder)
+    os.replace(fresh, folder / MANIFEST)
+    _sweep(folder, lambda file: time.time() - file.stat().st_mtime > ABANDONED)
+    return folder
 
 
 def _sweep(root: Path, can_go: Callable[[Path], bool]) -> None:
@@ -475,10 +509,11 @@ def load_directory(
     """Read a directory of this kind and of at most this version, and pass it to `restore`.
 
     Any damage is a `FileFormatError`. Sizes and the checksums of small files are always checked,
-    large files by sampled blocks; ``verify=True`` hashes everything.
+    large files by sampled blocks; ``verify=True`` hashes everything. From a URL, files are first
+    copied to the cache folder (`EQUIPOISE_DATA`).
     """
     check_polars()
-    root = checked_path("path", path)
+    root = local_directory(path)
     patience = time.monotonic() + FIRST_SAVE
     while _is_being_made(root) and time.monotonic() < patience:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""SVG drawings without a plotting library: marks, scales, axes, the frontier of a search.
+"""SVG drawings without a plotting library: marks, scales and axes.
 
 Drawings have CSS classes instead of colours, so that a page can style them for light and dark; a
 standalone image carries `STYLE`. They are 360 units wide, to be readable on a telephone.
@@ -10,33 +10,26 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-import polars as pl
-
 WIDTH = 360.0
 QUARTERS = (0, 0.25, 0.5, 0.75, 1)
-# of a standalone drawing; every rule names the class, since a notebook shares its styles
+# of a standalone drawing; every rule names the class, since a notebook shares its styles, and text
+# has the colour of the text around it, in a light and in a dark notebook
 STYLE = (
-    ".equipoise{background:#fff;font:11.5px sans-serif;fill:#1c2430}"
-    ".equipoise .grid,.equipoise .guide{stroke:#dde2e8}.equipoise .guide{stroke:#5a6572}"
-    ".equipoise .tick,.equipoise .axis{fill:#5a6572;font-size:10.5px}"
-    ".equipoise .series{fill:none;stroke:#0b6e4f;stroke-width:1.5}.equipoise .point{fill:#b8c0cc}"
-    ".equipoise .mark{fill:#0b6e4f}.equipoise .span{stroke:#0b6e4f;stroke-width:2}"
+    ".equipoise{font:11.5px sans-serif;fill:currentColor}"
+    ".equipoise .grid,.equipoise .guide{stroke:currentColor;opacity:.15}"
+    ".equipoise .guide{opacity:.6}"
+    ".equipoise .tick,.equipoise .axis{opacity:.7;font-size:10.5px}"
+    ".equipoise .series{fill:none;stroke:#1f9e78;stroke-width:1.5}"
+    ".equipoise .point{fill:currentColor;opacity:.3}"
+    ".equipoise .mark{fill:#1f9e78}.equipoise .span{stroke:#1f9e78;stroke-width:2}"
 )
 
 
 class Drawing:
     """An SVG image, built by calls and converted with `str`.
 
-    Parameters
-    ----------
-    name
-        Prefix of ids; unique in a page.
-    width, height
-        Size of the view box.
-    title, description
-        Text for screen readers.
-    style
-        Style sheet of a standalone image, in a file or a notebook.
+    `name` is a prefix of ids, unique in a page; screen readers read title and description; `style`
+    is the style sheet of a standalone image, in a file or a notebook.
     """
 
     def __init__(
@@ -95,16 +88,9 @@ class Drawing:
 
 
 class Scale:
-    """Maps values to positions along an axis.
+    """Maps values from `low` to `high` to positions from `start` to `stop` in a drawing.
 
-    Parameters
-    ----------
-    low, high
-        Range of the values.
-    start, stop
-        Positions of its ends in the drawing.
-    power
-        1/2 draws the square root, which gives small values more room.
+    A `power` of 1/2 draws the square root, which gives small values more room.
     """
 
     def __init__(
@@ -191,36 +177,3 @@ def axes(
         out.text(x(tick), height - 26, text(tick), "tick", anchor)
     out.text(x.start - 6, 12, labels[1], "axis")
     out.text(x.stop, height - 8, labels[0], "axis", "end")
-
-
-def search_frontier(points: pl.DataFrame, front: pl.DataFrame, names: tuple[str, str]) -> str:
-    """Draw the trials of a search and its Pareto frontier as a standalone SVG.
-
-    Parameters
-    ----------
-    points, front
-        `Tuned.trials` and `Tuned.frontier`.
-    names
-        Metrics of the x and the y axis.
-    """
-    height = 270.0
-    words = f"{points.height:,} settings, {front.height} on the frontier"
-    title = f"{names[1]} against {names[0]}"
-    out = Drawing("frontier", WIDTH, height, title, words, STYLE)
-    every, best = (
-        frame.select(names).cast(pl.Float64).fill_nan(None).drop_nulls().rows()
-        for frame in (points, front)
-    )
-    if not every:
-        out.text(WIDTH / 2, height / 2, "no values to draw", "tick", "middle")
-        return str(out)
-    x = Scale(*padded([across for across, _ in every]), 48, WIDTH - 14)
-    y = Scale(*padded([up for _, up in every]), height - 42, 22)
-    axes(out, x, y, height, names)
-    out.text(x.stop, 12, words, "axis", "end")
-    for across, up in every:
-        out.mark("circle", x(across), y(up), "point", 1.5)
-    out.path([(x(across), y(up)) for across, up in sorted(best)], "series")
-    for across, up in best:
-        out.mark("circle", x(across), y(up), "mark", 3)
-    return str(out)

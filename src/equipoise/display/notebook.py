@@ -17,6 +17,7 @@ from equipoise.runtime.machine import Pace, duration
 
 ROW = 20.0
 LABELS = 130.0  # width of the labels of a drawing
+LONGEST = 19  # characters of a label
 BAR = 20  # characters
 PAUSE = 0.2  # seconds between two changes of a line
 
@@ -52,33 +53,27 @@ def fragment(title: str, *parts: str, notes: Iterable[str] = ()) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], words: int = 1) -> str:
     """Return an HTML table; columns after the first `words` are right-aligned.
 
-    >>> table(["item", "score"], [["<b>", 0.5]]).partition("</tr>")[2]
-    '<tr><td>&lt;b&gt;</td><td style="text-align:right">0.5</td></tr></table>'
+    >>> table(["item", "score"], [["<b>", 0.5]]).partition("</tr>")[2]  # doctest: +ELLIPSIS
+    '<tr><td style="text-align:left">&lt;b&gt;</td><td style="text-align:right">0.5</td></tr>...'
     """
 
     def line(cells: Sequence[Any], name: str) -> str:
         done = []
         for place, cell in enumerate(cells):
-            style = ' style="text-align:right"' if place >= words else ""
+            side = "left" if place < words else "right"
             hint = f' title="{escape(cell.hint)}"' if isinstance(cell, Cell) else ""
             text = cell.text if isinstance(cell, Cell) else str(cell)
-            done.append(f"<{name}{style}{hint}>{escape(text)}</{name}>")
+            style = f'style="text-align:{side}"'  # notebooks align every cell to the right
+            done.append(f"<{name} {style}{hint}>{escape(text)}</{name}>")
         return f"<tr>{''.join(done)}</tr>"
 
     return f"<table>{line(head, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
 
 
 def intervals(title: str, rows: Sequence[Interval], *, zero: bool = False) -> str:
-    """Draw values as dots with their intervals, one per line.
+    """Draw values as dots with their intervals, one per line; empty without values.
 
-    Parameters
-    ----------
-    title
-        Title of the drawing.
-    rows
-        Values; the result is empty without any.
-    zero
-        Mark 0 by a line, as for differences, instead of starting the axis there.
+    With `zero`, a line marks 0, as for differences, instead of the axis starting there.
     """
     if not rows:
         return ""
@@ -98,7 +93,7 @@ def intervals(title: str, rows: Sequence[Interval], *, zero: bool = False) -> st
             out.line(x(row.low), middle, x(row.high), middle, "span")
         out.mark("circle", x(row.value), middle, "mark", 3.5)
         out.text(WIDTH - 4, middle + 4, f"{row.value:.4f}", "value", "end")
-    return framed(str(out))
+    return _framed(str(out))
 
 
 def shares(title: str, parts: Sequence[tuple[str, int]]) -> str:
@@ -113,11 +108,10 @@ def shares(title: str, parts: Sequence[tuple[str, int]]) -> str:
         out.text(LABELS - 8, top + 9, label, "label", "end")
         out.path(corners, "mark", close="Z")
         out.text(x(count) + 6, top + 9, f"{count:,}", "value")
-    return framed(str(out))
+    return _framed(str(out))
 
 
-def framed(drawing: str) -> str:
-    """Limit the width of a drawing."""
+def _framed(drawing: str) -> str:
     return f'<div style="max-width:32rem">{drawing}</div>'
 
 
@@ -188,5 +182,5 @@ def _name(title: str) -> str:
     return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())
 
 
-def _short(label: str, most: int = 19) -> str:
-    return label if len(label) <= most else f"{label[: most - 1]}…"
+def _short(label: str) -> str:
+    return label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"

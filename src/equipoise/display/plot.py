@@ -7,6 +7,7 @@ Every function returns the matplotlib axes it drew into, to be changed, shown or
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -43,23 +44,28 @@ def popularity(data: Interactions, *, ax: Any = None) -> Any:
 
 
 def results(
-    given: Sequence[Result] | Mapping[str, Result], metric: str = "ndcg@20", *, ax: Any = None
+    evaluations: Sequence[Result] | Mapping[str, Result],
+    metric: str = "ndcg@20",
+    *,
+    ax: Any = None,
 ) -> Any:
     """Plot one metric of several models with 95% intervals.
 
     Parameters
     ----------
-    given
+    evaluations
         Results, or results by name.
     metric
         Metric of all results, such as "tail_ndcg@20".
     ax
         Axes to draw into; default: new axes.
     """
-    listed = given.values() if isinstance(given, Mapping) else given
+    listed = evaluations.values() if isinstance(evaluations, Mapping) else evaluations
     if not isinstance(listed, Iterable) or not all(hasattr(r, "interval") for r in listed):
-        raise SettingError(f"pass results of eq.evaluate, or results by name, got {given!r}")
-    names = given if isinstance(given, Mapping) else [result.label for result in listed]
+        raise SettingError(f"pass results of eq.evaluate, or results by name, got {evaluations!r}")
+    names = (
+        evaluations if isinstance(evaluations, Mapping) else [result.label for result in listed]
+    )
     rows = [r.interval(metric)._replace(label=n) for n, r in zip(names, listed, strict=True)]
     if not rows:
         raise SettingError("there is no result to plot; pass at least one")
@@ -67,19 +73,7 @@ def results(
 
 
 def intervals(rows: Sequence[Interval], axis: str, *, title: str = "", ax: Any = None) -> Any:
-    """Plot values with their intervals, the first one on top.
-
-    Parameters
-    ----------
-    rows
-        Values with their labels.
-    axis
-        Label of the x axis.
-    title
-        Title of the plot.
-    ax
-        Axes to draw into; default: new axes.
-    """
+    """Plot values with their intervals, the first one on top; `axis` labels the x axis."""
     axes = _axes(ax)
     places = range(len(rows))
     for place, row in zip(places, rows, strict=True):
@@ -96,17 +90,7 @@ def intervals(rows: Sequence[Interval], axis: str, *, title: str = "", ax: Any =
 def frontier(
     points: pl.DataFrame, front: pl.DataFrame, names: Sequence[str], *, ax: Any = None
 ) -> Any:
-    """Plot the trials of a search and its Pareto frontier.
-
-    Parameters
-    ----------
-    points, front
-        `Tuned.trials` and `Tuned.frontier`.
-    names
-        `Tuned.objectives`; the first two are drawn.
-    ax
-        Axes to draw into; default: new axes.
-    """
+    """Plot the trials of a search and its frontier by the first two objectives, `names`."""
     if len(names) < 2:
         raise SettingError(
             f"a frontier needs two objectives, the search had only {', '.join(names)}; "
@@ -134,3 +118,33 @@ def _axes(ax: Any) -> Any:
             "plots need matplotlib; install it with `pip install 'equipoise[report]'`"
         ) from error
     return pyplot.subplots(layout="constrained")[1]
+
+
+def over_time(
+    moments: Sequence[datetime],
+    lines: Mapping[str, Sequence[float]],
+    metric: str,
+    *,
+    ax: Any = None,
+) -> Any:
+    """Plot a metric of several models over time, the first model in front.
+
+    Parameters
+    ----------
+    moments
+        The middle of each period.
+    lines
+        Values of each model, one per period.
+    metric
+        Label of the y axis.
+    ax
+        Axes to draw into; default: new axes.
+    """
+    axes = _axes(ax)
+    for number, (name, values) in enumerate(lines.items()):
+        style = {"color": MAIN, "linewidth": 2.5} if number == 0 else {"linestyle": "--"}
+        axes.plot(moments, values, marker="o", label=name, **style)
+    axes.set(xlabel="time", ylabel=metric, ylim=(0, None))
+    axes.figure.autofmt_xdate()
+    axes.legend(frameon=False)
+    return axes

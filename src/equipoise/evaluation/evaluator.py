@@ -32,8 +32,11 @@ from equipoise.evaluation.metrics import (
     ACCURACY,
     AGGREGATE,
     ITEM_SLICES,
+    OF_NEW_ITEMS,
     UNBIASED,
     USER_SLICES,
+    Floats,
+    Lists,
     Named,
     Vectors,
     at_cutoff,
@@ -46,8 +49,6 @@ from equipoise.ranking.rules import Rules, RulesLike, as_rules
 from equipoise.runtime.machine import check_polars, limited
 
 Flags = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
-Lists = npt.NDArray[np.int32]  # item positions (m, k), best first, padded with -1
 Exposure = dict[int, npt.NDArray[np.int64]]  # number of lists that show each item, by cut-off
 Summary = tuple[tuple[Named, int], tuple[float, int]]  # metric, cut-off; value, number of users
 
@@ -121,8 +122,9 @@ def evaluate(
         popularity and novelty. Without it metrics that need counts are left out.
     metrics
         Names without cut-off. Default: recall, ndcg, mrr, map, precision and hit; recall and ndcg
-        by slice; coverage, gini, popularity, novelty, lift. A name may have a slice: "tail_mrr",
-        "active_map". "diversity" needs `item_vectors`.
+        by slice; coverage, gini, popularity, novelty, lift; where a target is an item that nobody
+        used in training, recall and ndcg of "new" and "known" items apart, and "new_share". A name
+        may have a slice: "tail_mrr", "active_map". "diversity" needs `item_vectors`.
     groups
         More groups of items by name, each a mask over the items of the part or a list of ids.
     item_vectors
@@ -175,7 +177,9 @@ def evaluate(
         model = GivenLists(model, checked, train, exclude_seen)
         named_metrics = model.measurable(named_metrics, chosen=metrics is not None)
         exclude_seen = model.hides_seen
-    question = Question.of(
+    elif metrics is None and finds_new_items(model, checked.target):
+        named_metrics = [*named_metrics, *OF_NEW_ITEMS]
+    question = Question(
         model,
         checked,
         k,
@@ -208,26 +212,20 @@ def evaluate(
         )
 
 
-@dataclass(frozen=True, eq=False)
+def finds_new_items(model: Any, target: Interactions) -> bool:
+    """Whether a target is an item that nobody used in the training data of the model."""
+    counts, items = getattr(model, "item_counts_", None), getattr(model, "item_index_", None)
+    if counts is None or items is None:
+        return False
+    places = items.positions(target.items[target.item_counts > 0], unknown="skip")
+    return bool((np.asarray(counts)[places[places >= 0]] == 0).any())
+
+
 class Question:
-    """All settings of an evaluation that do not depend on its users."""
+    """All settings of an evaluation that do not depend on its users, checked; as `evaluate`."""
 
-    items: IdIndex  # of the model
-    counts: npt.NDArray[Any]  # training interactions of each item
-    ks: tuple[int, ...]  # cut-offs
-    named_metrics: Sequence[Named]
-    protocol: str  # of the part
-    repeats: str  # of the part
-    rank_options: Mapping[str, Any]  # rules and alpha
-    exclude_seen: bool
-    groups: Mapping[str, Flags]  # flags over the items
-    units: Vectors | None  # item vectors, for "diversity"
-    bootstrap: int
-    seed: int
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         model: Any,
         part: Any,
         k: int | Iterable[int],
@@ -240,31 +238,22 @@ class Question:
         exclude_seen: bool | None = None,
         bootstrap: int = 1000,
         seed: int = 0,
-    ) -> Question:
-        """Check and complete the settings of an evaluation; as for `evaluate`."""
-        items = _model_items(model)
-        repeats = str(getattr(part, "repeats", "new"))
+    ) -> None:
+        self.items, self.counts = _model_items(model), model.item_counts_
+        self.ks, self.named_metrics = as_cutoffs(k), named_metrics
+        self.protocol, self.repeats = part.protocol, str(getattr(part, "repeats", "new"))
         checked_rules = as_rules(rules)
         if exclude_seen is None:
-            exclude_seen = repeats == "new" and part.protocol != "session"
+            exclude_seen = self.repeats == "new" and part.protocol != "session"
             if checked_rules is not None and checked_rules.seen is not None:
                 exclude_seen = checked_rules.seen == "exclude"
-        options = {"rules": checked_rules, "alpha": alpha}
+        self.exclude_seen = exclude_seen
+        options: dict[str, Any] = {"rules": checked_rules, "alpha": alpha}
+        self.rank_options = {key: value for key, value in options.items() if value is not None}
+        self.groups = _group_flags(groups or {}, part.target.items, self.items)
         needs_units = any(named.base == "diversity" for named in named_metrics)
-        return cls(
-            items=items,
-            counts=model.item_counts_,
-            ks=_cutoffs(k),
-            named_metrics=named_metrics,
-            protocol=part.protocol,
-            repeats=repeats,
-            rank_options={name: value for name, value in options.items() if value is not None},
-            exclude_seen=exclude_seen,
-            groups=_group_flags(groups or {}, part.target.items, items),
-            units=_units(item_vectors, items) if needs_units else None,
-            bootstrap=count("bootstrap", bootstrap, 0),
-            seed=count("seed", seed, 0),
-        )
+        self.units = _units(item_vectors, self.items) if needs_units else None
+        self.bootstrap, self.seed = count("bootstrap", bootstrap, 0), count("seed", seed, 0)
 
     def metrics(
         self, history: Interactions, target: Interactions, active: Flags | None = None
@@ -359,11 +348,10 @@ def summaries(
 
 
 def active_users(users: npt.NDArray[Any], counts: npt.NDArray[np.int64]) -> Flags:
-    """Flag the ceil(m / 5) users with the longest histories; ties go to the smaller id."""
+    """Flag the fifth of users with the longest histories; ties go to the smaller id."""
     by_id = np.argsort(users, kind="stable")
-    order = by_id[np.argsort(-counts[by_id], kind="stable")]
-    active = np.zeros(len(users), bool)
-    active[order[: -(-len(users) // 5)]] = True
+    active = np.empty(len(users), bool)
+    active[by_id] = formulas.head_items(counts[by_id])
     return active
 
 
@@ -392,7 +380,9 @@ class ListMetrics:
         self.bases = {named.base for named, _ in metrics}
         self.ks = sorted({k for _, k in metrics})
         head = formulas.head_items(counts)
-        self.groups: dict[str, Flags] = {"head": head, "tail": ~head, **(groups or {})}
+        known = np.asarray(counts) > 0
+        slices = {"head": head, "tail": ~head, "new": ~known, "known": known}
+        self.groups: dict[str, Flags] = {**slices, **(groups or {})}
         self.units, self._active_flags = units, active
 
     @classmethod
@@ -411,8 +401,12 @@ class ListMetrics:
 
     def measure(self, lists: Lists) -> dict[str, float]:
         """Return the value of each metric on the lists of all users, as `evaluate` does."""
-        summaries = self.summaries(*self.per_user([lists]))
-        return {named.at(k): value for (named, k), (value, _) in summaries}
+        return self.means(*self.per_user([lists]))
+
+    def means(self, per_user: Mapping[str, Floats], exposure: Exposure) -> dict[str, float]:
+        """Return the value of each metric, from what `per_user` returns."""
+        means = summaries(self.metrics, per_user, exposure, self.target.n_users)
+        return {named.at(k): value for (named, k), (value, _) in means}
 
     def per_user(self, batches: Iterable[Lists]) -> tuple[dict[str, Floats], Exposure]:
         """Return values per user by name, and exposures for aggregate metrics.
@@ -434,6 +428,9 @@ class ListMetrics:
                 exposure[k] += formulas.exposure(lists, k, n_items)
             if self.bases & {"popularity", "lift"}:
                 means["popularity"].append(formulas.list_mean(lists, self.counts, self.ks))
+            if "new_share" in self.bases:
+                is_new = np.asarray(self.counts) == 0
+                means["new_share"].append(formulas.list_mean(lists, is_new, self.ks))
             if "novelty" in self.bases:
                 means["novelty"].append(formulas.list_mean(lists, self._surprise, self.ks))
             if self.units is not None:
@@ -467,10 +464,6 @@ class ListMetrics:
             out[named.at(k)] = values
         return out
 
-    def summaries(self, per_user: Mapping[str, Floats], exposure: Exposure) -> Iterator[Summary]:
-        """Yield each metric and cut-off with its value and the number of users behind it."""
-        return summaries(self.metrics, per_user, exposure, self.target.n_users)
-
     @cached_property
     def _propensities(self) -> Floats:
         return formulas.propensities(self.counts)
@@ -487,7 +480,7 @@ class ListMetrics:
         return active_users(self.history.users, self.history.user_counts)
 
 
-def _cutoffs(k: int | Iterable[int]) -> tuple[int, ...]:
+def as_cutoffs(k: int | Iterable[int]) -> tuple[int, ...]:
     """Return the cut-offs in ascending order, each once."""
     listed = list(k) if isinstance(k, Iterable) and not isinstance(k, (str, bytes)) else [k]
     if not listed:
@@ -558,7 +551,7 @@ def check_known(
         reason = "the model was fitted on other items"
     raise UnknownIdError(
         f"{reason} in the {side} ({some(missing)}); fit it on the train part of the same "
-        "split, or leave them out with .with_items(model.item_index_, unknown='skip')"
+        "split, or leave them out with .with_items(model.item_index_, unknown_items='skip')"
     )
 
 
@@ -589,7 +582,7 @@ def _units(vectors: Any, items: IdIndex) -> Vectors:
     if vectors is None:
         raise SettingError("diversity needs item_vectors, such as the training Interactions")
     if isinstance(vectors, Interactions):
-        vectors = vectors.with_items(items, unknown="skip").matrix.T
+        vectors = vectors.with_items(items, unknown_items="skip").matrix.T
     units = formulas.unit_rows(vectors)
     if units.shape[0] != len(items):
         sizes = f"{units.shape[0]} rows for {len(items)} items"

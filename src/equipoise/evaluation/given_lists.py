@@ -13,16 +13,21 @@ import numpy.typing as npt
 import polars as pl
 
 from equipoise.checks import MADE_BY_READ, instance
+from equipoise.data.columns import EXACT, spelled_like
 from equipoise.data.ids import WHOLE, IdIndex, some
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import cell_keys, in_ascending, segments
-from equipoise.data.readers.columns import EXACT, spelled_like
-from equipoise.data.readers.frames import is_frame, object_source
+from equipoise.data.tables import is_frame, object_source
 from equipoise.errors import DataError, FileFormatError, SettingError
 from equipoise.evaluation.metrics import ITEM_SLICES, Named
 from equipoise.ranking.ranker import Ranked
 
-COUNTED = ("popularity", "novelty", "lift")  # metrics and slices that need training counts
+COUNTED = (
+    "popularity",
+    "novelty",
+    "lift",
+    "new_share",
+)  # metrics and slices that need training counts
 COUNTED_SLICES = (*ITEM_SLICES, "unbiased")
 
 logger = logging.getLogger(__name__)

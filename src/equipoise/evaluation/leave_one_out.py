@@ -20,7 +20,7 @@ from equipoise.evaluation.evaluator import GivenPart, checked_part, evaluate
 from equipoise.evaluation.metrics import Named
 from equipoise.evaluation.results import Result
 from equipoise.models import Recommender
-from equipoise.models.leaving_out import Leave, check_model, drawn, lists_without
+from equipoise.models.leaving_out import Leave, check_model, draw_users, lists_without
 from equipoise.ranking.ranker import Ranked
 
 PROTOCOLS = {"user": "leave-one-out", "items": "leave-items-out"}
@@ -122,7 +122,7 @@ def left_out_part(data: Interactions, users: int, history: float, seed: int) -> 
             "no user has two items, one for the history and one for the target, which "
             "leave-one-out needs; fit with chosen settings instead"
         )
-    return GivenPart(*drawn(data, users, history, seed), PROTOCOLS["user"], "train")
+    return GivenPart(*draw_users(data, users, history, seed), PROTOCOLS["user"], "train")
 
 
 def summary_of(result: Result) -> dict[str, Any]:

@@ -348,9 +348,9 @@ ACCURACY: dict[str, Callable[[Hits, int], Floats]] = {
     "hit": hit_rate,
 }
 UNBIASED = {"recall": unbiased_recall, "ndcg": unbiased_ndcg}
-PER_LIST = ("popularity", "novelty", "lift", "diversity")
+PER_LIST = ("popularity", "novelty", "lift", "diversity", "new_share")
 AGGREGATE = ("coverage", "gini")
-ITEM_SLICES = ("head", "tail")
+ITEM_SLICES = ("head", "tail", "new", "known")
 USER_SLICES = ("active", "inactive")
 
 FORMULAS = {
@@ -365,12 +365,15 @@ FORMULAS = {
     "novelty": "mean of -log2(item's share of all training interactions) over the first k items",
     "lift": "(mean training interactions of the first k - of the history) / of the history",
     "diversity": "mean of 1 - cosine of item vectors over all pairs among the first k",
+    "new_share": "share of the first k items that nobody used in training",
     "coverage": "share of the catalogue that stands in at least one list of k",
     "gini": "Gini index of how often each item of the catalogue is shown among the first k",
 }
 SLICES = {
     "head": "hits and targets only among the 20% of items with most training interactions",
     "tail": "hits and targets only among the 80% of items with fewest training interactions",
+    "new": "hits and targets only among the items that nobody used in training",
+    "known": "hits and targets only among the items that somebody used in training",
     "unbiased": "hits weighted by 1/rho, rho = max((count / largest count)^0.5, 0.01), and "
     "divided by min(k, targets) times the mean of 1/rho over the targets",
     "active": "the 20% of users with the longest histories",
@@ -415,11 +418,20 @@ def known(groups: Iterable[str] = ()) -> dict[str, Named]:
     return {named.name: named for named in out}
 
 
+OF_NEW_ITEMS = [
+    *(Named(part, base) for part in ("new", "known") for base in ("recall", "ndcg")),
+    Named("all", "new_share"),
+]
+
+
 def default(groups: Iterable[str] = ()) -> list[Named]:
-    """Return the metrics that `evaluate` reports by default."""
+    """Return the metrics that `evaluate` reports by default.
+
+    `OF_NEW_ITEMS` come on top where a new item is to be found.
+    """
     main = ("recall", "ndcg", "mrr", "map", "precision", "hit")
     out = [Named("all", base) for base in main]
-    slices = [*ITEM_SLICES, *groups, "unbiased", *USER_SLICES]
+    slices = ["head", "tail", *groups, "unbiased", *USER_SLICES]
     out += [Named(part, base) for part in slices for base in ("recall", "ndcg")]
     return out + [Named("all", base) for base in (*AGGREGATE, "popularity", "novelty", "lift")]
 
@@ -437,11 +449,9 @@ def look_up(names: Sequence[str] | str | None, groups: Iterable[str] = ()) -> li
         raise SettingError("metrics is empty; leave it out for the default ones")
     for name in listed:
         if name not in by_name:
-            bare = name.partition("@")[0]
-            hint = nearest(name, by_name)
-            if bare in by_name:
-                hint = f"write {bare!r} and give the cut-off as k"
-            raise SettingError(f"unknown metric {name!r}; {hint}")
+            base = name.partition("@")[0]
+            hint = f"write {base!r} and give the cut-off as k" if base in by_name else None
+            raise SettingError(f"unknown metric {name!r}; {hint or nearest(name, by_name)}")
     return [by_name[name] for name in dict.fromkeys(listed)]
 
 
@@ -454,10 +464,7 @@ def at_cutoff(name: str) -> tuple[Named, int]:
     match = re.fullmatch(r"(\w+)@(\d+)", name) if isinstance(name, str) else None
     if match is None or int(match[2]) < 1:
         raise SettingError(f"a metric must look like 'ndcg@20', got {name!r}")
-    by_name = known()
-    if match[1] not in by_name:
-        raise SettingError(f"unknown metric {name!r}; {nearest(match[1], by_name)}")
-    return by_name[match[1]], int(match[2])
+    return look_up(match[1])[0], int(match[2])
 
 
 def nearest(name: object, names: Iterable[str]) -> str:

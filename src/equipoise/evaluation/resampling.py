@@ -11,12 +11,11 @@ from equipoise.data.interactions import generator
 from equipoise.evaluation.metrics import Floats
 
 BLOCK = 1 << 21  # cells of the weight matrix made at a time, 16 MB
+LEVEL = 0.95  # of the intervals
 
 
-def bootstrap_interval(
-    values: npt.ArrayLike, resamples: int, seed: int, level: float = 0.95
-) -> tuple[Floats, Floats]:
-    """Return the percentile interval of the mean of each column; `values` has a row per user.
+def bootstrap_interval(values: npt.ArrayLike, resamples: int, seed: int) -> tuple[Floats, Floats]:
+    """Return the 95% percentile interval of the mean of each column; `values` has a row per user.
 
     A resample draws as many users as there are, with replacement; all columns share the draw. NaN
     marks users without a value in a column. With 1,000 resamples the ends of a 95% interval are
@@ -34,7 +33,7 @@ def bootstrap_interval(
     stacked = np.concatenate([np.where(defined, table, 0.0), defined[:, first]], axis=1)
     sums = np.concatenate([draw @ stacked for draw in _draws(len(table), resamples, seed)])
     total, size = sums[:, : table.shape[1]], sums[:, table.shape[1] :][:, set_of.ravel()]
-    ends = [(1 - level) / 2, (1 + level) / 2]
+    ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
     for column in np.flatnonzero(defined.any(axis=0)):
         drawn = size[:, column] > 0  # a resample may miss all users of a rare group
         low[column], high[column] = np.quantile(total[drawn, column] / size[drawn, column], ends)
@@ -95,7 +94,7 @@ def holm(p_values: npt.ArrayLike) -> Floats:
 
 
 def permutation_test(
-    first: npt.ArrayLike, second: npt.ArrayLike, resamples: int, seed: int, level: float = 0.95
+    first: npt.ArrayLike, second: npt.ArrayLike, resamples: int, seed: int
 ) -> tuple[float, float, float]:
     """P-value and interval of mean(second) - mean(first), for two groups of different users.
 
@@ -113,14 +112,12 @@ def permutation_test(
         Dealings; the p-value is (1 + those at least as far from 0) / (1 + resamples).
     seed
         Of the dealings.
-    level
-        Of the interval.
 
     Returns
     -------
     p, low, high
-        The interval holds the differences that the test does not reject at this level, so it
-        excludes 0 exactly where p is at most 1 - level. Its ends are infinite where no difference
+        The 95% interval holds the differences that the test does not reject, so it excludes 0
+        exactly where p is at most 0.05. Its ends are infinite where no difference
         can be rejected.
 
     Examples
@@ -138,7 +135,7 @@ def permutation_test(
     p = dealings.p_value(0.0)
     difference = float(groups[1].mean() - groups[0].mean())
     spread = float(np.ptp(np.concatenate(groups))) or 1.0
-    alpha = 1 - level
+    alpha = 1 - LEVEL
     # An end lies on the same side of 0 as the test at 0 says.
     low_start, high_start = -np.inf, np.inf
     if p <= alpha:

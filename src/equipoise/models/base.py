@@ -5,13 +5,15 @@ Queries (recommend, score, similar, explain) are in `answering`.
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,23 +21,76 @@ import scipy.sparse as sp
 
 from equipoise.data.interactions import Interactions
 from equipoise.data.readers import read
-from equipoise.data.readers.frames import is_frame
 from equipoise.data.signals import Signals
 from equipoise.data.storage import Fields, Stored
+from equipoise.data.tables import is_frame
 from equipoise.errors import DataError, SettingError
-from equipoise.models.answering import Answering
-from equipoise.models.saving import Shapes, arrays_from, arrays_to_save, models, save_model
-from equipoise.models.snapshots import atomic, on_snapshot
+from equipoise.models.answering import Answering, Method, on_snapshot
+from equipoise.models.histories import Unknowns
+from equipoise.models.saving import Shapes, arrays_from, arrays_to_save, model_classes, save_model
+from equipoise.models.trend import (
+    FittedTrend,
+    Trend,
+    sample_of,
+    spread_of_scores,
+    usual_recent_users,
+)
 from equipoise.models.updating import changed_data
+from equipoise.models.vectors import Factors, Vectors, sampled_users
+from equipoise.ranking.ranker import top_k
 from equipoise.ranking.terms import Term
 from equipoise.runtime.machine import limited
+from equipoise.solve.options import SolveOptions
 
 logger = logging.getLogger(__name__)
 
+LISTED = 20  # items of the lists that measure what vectors cost
 UNEVEN = 10  # ratio of the largest weight to the median, from which `fit` suggests signals
-KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 SearchSpace = Mapping[str, tuple[Any, ...]]  # values of each setting
+
+
+def atomic(method: Method) -> Method:
+    """Make a method change the model completely or not at all, and return the model.
+
+    It works on a copy, which shares all arrays and must not write into them; at the end the model
+    takes the copy's attributes in one step. A method that fails leaves the model unchanged, and a
+    query on another thread (`on_snapshot`) sees the model either before or after the change.
+    """
+
+    @functools.wraps(method)
+    def wrapper(model: Any, /, *args: Any, **options: Any) -> Any:
+        twin = copy.copy(model)
+        method(twin, *args, **options)
+        model.__dict__ = twin.__dict__
+        return model
+
+    return cast(Method, wrapper)
+
+
+def keyword_names(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the keyword-only arguments of a function, sorted."""
+    parameters = inspect.signature(function).parameters.values()
+    return sorted(
+        parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+    )
+
+
+def names_fit_options(fit: Method) -> Method:
+    """Make `fit` name the options it has where it is called with another one."""
+    supported = keyword_names(fit)
+
+    @functools.wraps(fit)
+    def wrapper(model: Any, interactions: Any, **options: Any) -> Any:
+        for name in options:
+            if name not in supported:
+                raise SettingError(
+                    f"fit() of {type(model).__name__} does not support {name}; leave it out "
+                    f"(supported: {', '.join(supported)})"
+                )
+        return fit(model, interactions, **options)
+
+    return cast(Method, wrapper)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -43,14 +98,16 @@ class Recommender(Answering):
     """Base class of all models: ranks items for a history.
 
     A subclass implements `_fit`, which ends in `_keep`, and `_make`, which turns the learned
-    arrays into terms; a model with a popularity dial overrides `terms`. A model can be queried
-    while another thread fits or updates it: see `snapshots`.
+    arrays into terms; a model with a popularity dial overrides `_terms`. A model can be queried
+    while another thread fits or updates it: see `atomic`.
 
     Parameters
     ----------
     signals
         `Signals` that weigh events: those of the training data and of every history passed to
         the model. None takes the weights of the data as they are.
+    trend
+        A `Trend`, which makes recent popularity a prior of the scores; None for none.
 
     Attributes
     ----------
@@ -58,6 +115,8 @@ class Recommender(Answering):
         The training data, weighed by `signals`.
     data_
         The training data as passed to `fit`.
+    trend_
+        The fitted trend; None without one.
     arrays_
         Learned arrays by name; saved with the model.
     estimate_
@@ -66,111 +125,77 @@ class Recommender(Answering):
     """
 
     interactions_: Interactions = field(init=False, repr=False)
+    trend_: FittedTrend | None = field(init=False, repr=False, default=None)
+    # ranks items for users without a history if there is no trend; None without times
+    _recent_users: npt.NDArray[np.float64] | None = field(init=False, repr=False, default=None)
     arrays_: dict[str, Any] = field(init=False, repr=False)
     estimate_: dict[str, Any] | None = field(init=False, repr=False, default=None)
     _raw_data: Interactions = field(init=False, repr=False)
     _built: list[Term] = field(init=False, repr=False)
-    registry: ClassVar[dict[str, type[Recommender]]] = models
 
     # capabilities, beside `fold_in` and `explains`; no other code checks the class of a model
-    fit_options: ClassVar[frozenset[str]] = frozenset()  # the options of `fit` it supports
     ordered: ClassVar[bool] = False  # a history is a session, whose order counts
     signed: ClassVar[bool] = False  # supports negative feedback
     search_space: ClassVar[SearchSpace] = {}  # the values `tune` tries without a grid
     # the settings a solve depends on; models that differ in other settings share it (`reuse`)
-    solve_settings: ClassVar[tuple[str, ...]] = ()
-    in_ranges: ClassVar[bool] = False  # `tune` without a grid searches `solve_settings` in ranges
+    _solve_settings: ClassVar[tuple[str, ...]] = ()
+    _in_ranges: ClassVar[bool] = False  # `tune` without a grid searches those in ranges
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        known = models.get(cls.__name__)
+        known = model_classes.get(cls.__name__)
         # a user's class of the same name must not replace ours in saved models
         if known is None or not known.__module__.startswith("equipoise."):
-            models[cls.__name__] = cls
-        parameters = inspect.signature(cls._fit).parameters.values()
-        cls.fit_options = frozenset(p.name for p in parameters if p.kind is KEYWORD)
+            model_classes[cls.__name__] = cls
 
-    @atomic
-    def fit(
-        self,
-        interactions: Any,
-        *,
-        device: str = "cpu",
-        dtype: str = "float32",
-        engine: str = "auto",
-        memory: str | float | None = None,
-        scratch: str | os.PathLike[str] | None = None,
-        threads: int | None = None,
-        refine: bool = False,
-        precision: str = "auto",
-        neighbours: int | str | None = None,
-        progress: Callable[[Any], Any] | None = None,
-        valid: Any = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_every: int = 10,
-        resume: bool = True,
-    ) -> Self:
+    @names_fit_options
+    def fit(self, interactions: Any, *, threads: int | None = None) -> Self:
         """Fit the model to interactions and return self.
 
-        An option that a model does not support is an error. A fit that fails leaves the model
-        unchanged.
+        A fit that fails leaves the model unchanged.
 
         Parameters
         ----------
         interactions
             Training data: Interactions, a frame that `eq.read` can read without options, or a
             scipy sparse matrix, users x items.
-        device
-            "cpu", or a GPU such as "cuda" or "cuda:1"; the model then ranks on the GPU too,
-            except that the neighbourhood engine only solves there.
-        dtype
-            "float32", or "float64" for ill-conditioned systems.
-        engine
-            Linear autoencoders: "dense" in memory, "dual" through a system of users x users,
-            "tiled" on disk, "gpu"; "auto" takes the GPU if `device` names one, else the fastest
-            engine that fits into memory. These are exact. "neighbourhood" predicts each item from
-            a few others: approximate, for catalogues too large for the exact engines, and never
-            chosen by "auto". Session models: "sparse" solves for an item when it is first
-            clicked, "dense" for all items at once; "auto" takes the cheaper one.
-        memory
-            Memory budget such as "6GB", of the machine or of the GPU; default: all free memory.
-        scratch
-            Folder for the tiles and the result of the tiled engine; default: a temporary one. An
-            interrupted fit resumes from it, and the model needs it as long as it lives. The
-            neighbourhood engine keeps its progress there until it is done.
         threads
             Number of threads; None uses all.
-        refine
-            Improve the solve by one Newton step, at about four times its cost.
-        precision
-            How a GPU multiplies float32: "auto" uses pairs of half-precision numbers on tensor
-            cores if there are any, as accurate as "float32" and about three times as fast.
-        neighbours
-            Neighbourhood engine: number of neighbours of each item, 50 to 400, or a time limit of
-            the fit such as "2m". Default: 200, or as many as fit into memory.
-        progress
-            Called after each step of the tiled engine with its `Progress`, or after each epoch of
-            a neural model with its `Epoch`; training ends if it returns True.
-        valid
-            Neural models: a part of a split for early stopping on NDCG@20; the best epoch is
-            kept. Without it, the last epoch is kept.
-        checkpoint, checkpoint_every
-            Neural models: directory for the state of training, and the epochs between two saves.
-        resume
-            Resume from an existing checkpoint; False starts anew and replaces it.
         """
-        options = {name: value for name, value in locals().items() if name in FIT_DEFAULTS}
-        data, options = _training_data(interactions), self._supported_options(options)
+        return self._fit_model(interactions, SolveOptions(threads=threads))
+
+    @atomic
+    def _fit_model(self, interactions: Any, options: SolveOptions) -> Self:
+        data = _training_data(interactions)
         if self.signals is None:
             _log_uneven_weights(data)
-        with limited(threads):
+        with limited(options.threads):
             self._fit_raw(data, options)
         return self
 
-    def _fit_raw(self, data: Interactions, options: dict[str, Any]) -> None:
+    def _fit_raw(self, data: Interactions, options: SolveOptions) -> None:
         """Fit to data that the signals have not weighed yet."""
         self._raw_data, self.estimate_ = data, None
-        self._fit(self._weighed(data), **options)
+        self._fit(self._weighed(data), options)
+        self._fit_trend()
+        self._list_new_items()
+
+    def _fit_trend(self) -> None:
+        """Count recent users for the trend; the terms of the scores must be there."""
+        self.trend_, self._recent_users = None, usual_recent_users(self.data_)
+        if self.trend is not None:
+            if not isinstance(self.trend, Trend):
+                raise SettingError(f"trend must be a Trend or None, got {self.trend!r}")
+            spread = self._spread_of_scores() if self.trend.share else 0.0
+            self.trend_ = self.trend.fit(self.data_, spread)
+
+    def _list_new_items(self) -> None:
+        """Make scores for the items without users; only models with features can."""
+
+    def _spread_of_scores(self) -> float:
+        """Return the standard deviation of the scores, without a trend, of training users."""
+        users = sample_of(self._fitted)
+        return spread_of_scores(self._terms(), self._history_rows(users), users)
 
     def _weighed(self, data: Interactions) -> Interactions:
         """Return training data with the weights that the signals give."""
@@ -192,26 +217,17 @@ class Recommender(Answering):
         return weighed
 
     @classmethod
-    def _supported_options(cls, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the options that `_fit` takes; another one must have its default value."""
-        for name, value in options.items():
-            is_default = isinstance(value, Hashable) and value == FIT_DEFAULTS[name]
-            if name not in cls.fit_options and not is_default:
-                supported = ", ".join(sorted({*cls.fit_options, "threads"}))
-                raise SettingError(
-                    f"fit() of {cls.__name__} does not support {name}; leave it out (supported: "
-                    f"{supported})"
-                )
-        return {name: value for name, value in options.items() if name in cls.fit_options}
+    def _fit_options(cls) -> list[str]:
+        return keyword_names(cls.fit)
 
     @abstractmethod
-    def _fit(self, data: Interactions, *args: Any, **options: Any) -> None:
-        """Learn from the data; its keyword arguments are the options of `fit` it supports.
+    def _fit(self, data: Interactions, options: Any) -> None:
+        """Learn from the data, with the options that `fit` passes on.
 
         It may set any attribute: `fit` works on a copy that replaces the model at the end.
         """
 
-    def terms(self, alpha: float | None = None) -> list[Term]:
+    def _terms(self, alpha: float | None = None) -> list[Term]:
         """Return the terms whose sum is the scoring matrix W; `alpha` sets the popularity dial.
 
         A model without a dial refuses any alpha.
@@ -253,19 +269,19 @@ class Recommender(Answering):
             self._fit_raw(new, options)
         return self
 
-    def _refit_options(self) -> dict[str, Any]:
+    def _refit_options(self) -> SolveOptions:
         """Return the options of the fit in `update`, or raise if there can be none."""
-        return {name: FIT_DEFAULTS[name] for name in self.fit_options}
+        return SolveOptions()
 
     def reuse(self, fitted: Any) -> Self:
-        """Fit by sharing the solve of another model with the same `solve_settings`."""
+        """Fit by sharing the solve of another model with the same `_solve_settings`."""
         raise SettingError(f"{type(self).__name__} cannot reuse the fit of another model; fit it")
 
     @classmethod
-    def shared_fit(
+    def _shared_fit(
         cls, models: Sequence[Any], data: Interactions, **options: Any
     ) -> Callable[[Sequence[Any]], None]:
-        """Return a function that fits models with equal `solve_settings` by one solve.
+        """Return a function that fits models with equal `_solve_settings` by one solve.
 
         `tune` calls it once for each solve; `models` are those of the first one. The options are
         those of `fit`.
@@ -279,13 +295,54 @@ class Recommender(Answering):
         return fit
 
     @classmethod
-    def fit_seconds(cls, data: Interactions, **options: Any) -> float:
-        """Return the expected time of a fit, 0 if unknown."""
+    def _fit_seconds(cls, data: Interactions, **options: Any) -> float:
+        """Return the expected time of a fit with these options, 0 if unknown."""
         return 0.0
 
     @on_snapshot
+    def vectors(self, rank: int = 128, *, alpha: float | None = None) -> Vectors:
+        """Return item and user vectors whose inner products approximate the scores.
+
+        For a vector database or another program that searches the nearest items. Their `overlap`
+        says how much of the lists is preserved.
+
+        Parameters
+        ----------
+        rank
+            Length of the vectors: longer ones preserve more. At most the number of items or users.
+        alpha
+            As for `recommend`.
+        """
+        terms = self._ranking_terms(alpha)
+        of_history = self.explains and any(term.constant is None for term in terms)
+        if not of_history or not self.fold_in or self.ordered:
+            raise SettingError(
+                f"{type(self).__name__} has no vectors: its scores are not a sum over the items "
+                "of a history; use a linear autoencoder"
+            )
+        data, history = self._served, self._history_rows(None)
+        factors = Factors.of(terms, history, rank)
+        sample = history[sampled_users(data)]
+        exact, approximate = (top_k(part, sample, LISTED) for part in (terms, factors.terms()))
+
+        def encode(histories: Any) -> npt.NDArray[np.float32]:
+            return factors.user_vectors(self._request(histories, Unknowns()).history)
+
+        overlap = exact.overlap(approximate)
+        return Vectors(
+            factors.item_frame(data.item_index),
+            factors.user_frame(data.user_index, history),
+            factors.rank,
+            overlap,
+            encode,
+        )
+
+    @on_snapshot
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a directory (manifest, `.npy`, Parquet) that `eq.load` opens; atomic."""
+        """Write a directory (manifest, `.npy`, Parquet) that `eq.load` opens; atomic.
+
+        A URL such as ``s3://bucket/model`` is written through fsspec, the manifest last.
+        """
         save_model(self, path)
 
     def _keep(self, data: Interactions, arrays: dict[str, Any]) -> None:
@@ -294,7 +351,7 @@ class Recommender(Answering):
         self.interactions_, self.arrays_ = data, arrays
 
     def _make(self, interactions: Interactions, arrays: dict[str, Any]) -> list[Term]:
-        """Return the terms of the scores; not used by a model that overrides `terms`."""
+        """Return the terms of the scores; not used by a model that overrides `_terms`."""
         return []
 
     def _shapes(self) -> Shapes:
@@ -308,13 +365,6 @@ class Recommender(Answering):
     def _restore(self, state: Fields, stored: Stored) -> None:
         """Restore the result of `_state`; the data are in place already."""
         self._keep(self.interactions_, arrays_from(stored, self._shapes(), len(self.item_index_)))
-
-
-FIT_DEFAULTS = {
-    parameter.name: parameter.default
-    for parameter in inspect.signature(Recommender.fit).parameters.values()
-    if parameter.kind is KEYWORD and parameter.name != "threads"
-}
 
 
 def _training_data(source: Any) -> Interactions:

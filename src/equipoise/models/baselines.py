@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from equipoise.automatic import Auto, neighbourhood_from_counts
 from equipoise.checks import count, non_negative
@@ -21,13 +22,20 @@ from equipoise.solve.cooccurrence import strongest
 class Popularity(Recommender):
     """Recommends the most popular items: by number of users, or by the sum of `signals`."""
 
-    def _fit(self, data: Interactions) -> None:
+    def _fit(self, data: Interactions, options: Any) -> None:
         self._keep(data, {})
 
     def _make(self, interactions: Interactions, arrays: dict[str, Any]) -> list[Term]:
         if self.signals is None:
             return [Constant(interactions.item_counts.astype(np.float32))]
         return [Constant(interactions.matrix.sum(axis=0).astype(np.float32))]
+
+    @property
+    def _fallback_scores(self) -> npt.NDArray[Any]:
+        """Scores of the items for users without a history: those of all users."""
+        (popularity,) = self._terms()
+        assert isinstance(popularity, Constant)
+        return popularity.scores if self._active_trend is None else super()._fallback_scores
 
 
 @dataclass(kw_only=True, eq=False)
@@ -68,18 +76,15 @@ class ItemKNN(Recommender):
         if self.shrink != "auto":
             non_negative("shrink", self.shrink)
 
-    def search_start(self, data: Interactions) -> dict[str, Any]:
-        """Return the settings, with numbers in place of "auto"."""
+    def _search_start(self, data: Interactions) -> dict[str, Any]:
         neighbours, shrink = self._numbers(data)
         return {"neighbours": neighbours, "shrink": shrink}
 
-    def search_point(self) -> dict[str, Any]:
-        """Return the settings, with numbers in place of "auto"."""
+    def _search_point(self) -> dict[str, Any]:
         numbers = {"neighbours": self.neighbours_, "shrink": self.shrink_}
-        return super().search_point() | numbers
+        return super()._search_point() | numbers
 
     def _numbers(self, data: Interactions) -> tuple[int, float]:
-        """Return `neighbours` and `shrink`, with numbers in place of "auto"."""
         n_used = [int((counts > 0).sum()) for counts in (data.item_counts, data.user_counts)]
         mean_counts = (data.n_interactions / max(n, 1) for n in n_used)
         neighbours, shrink = neighbourhood_from_counts(*mean_counts)
@@ -92,7 +97,7 @@ class ItemKNN(Recommender):
         super()._restore(state, stored)
         self.neighbours_, self.shrink_ = self._numbers(self.interactions_)
 
-    def _fit(self, data: Interactions) -> None:
+    def _fit(self, data: Interactions, options: Any) -> None:
         self.neighbours_, self.shrink_ = self._numbers(data)
         X = data.matrix.copy()
         if self.signals is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from math import factorial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,20 +21,20 @@ from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import Csr
 from equipoise.data.storage import Fields, Stored
 from equipoise.errors import DataError, FileFormatError, SettingError, TooBigError
-from equipoise.models.base import Recommender, SearchSpace
+from equipoise.models.base import Recommender, SearchSpace, names_fit_options
 from equipoise.models.histories import KnownUsers
 from equipoise.models.saving import SPARSE, Shapes
 from equipoise.normalize import power
 from equipoise.ranking.polynomial import PolynomialTerm, filtered_rows
-from equipoise.ranking.terms import Adder, LowRank, Rows, Sparse, Term
+from equipoise.ranking.terms import Adder, DerivedTerm, LowRank, Rows, Sparse, Term
 from equipoise.runtime.kernels import Floats, compiled
 from equipoise.runtime.machine import free_memory, gigabytes
+from equipoise.solve.options import DTYPES, SolveOptions
 from equipoise.solve.svd import normalised, spectrum, sums
 
 Array = npt.NDArray[Any]
 # falling: a smaller spectrum is cut from a larger one, so that one SVD serves a search
 FACTORS = (512, 256, 128, 64, 32)
-DTYPES = ("float32", "float64")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -49,14 +49,21 @@ class GraphFilter(Recommender):
 
     dtype_: str = field(init=False, repr=False)
 
-    def _fit(self, data: Interactions, *, dtype: str) -> None:
-        self.dtype_ = choice("dtype", dtype, DTYPES)
+    @names_fit_options
+    def fit(
+        self, interactions: Any, *, dtype: str = "float32", threads: int | None = None
+    ) -> Self:
+        """Fit the model as `Recommender.fit`, with scores of the precision `dtype`."""
+        return self._fit_model(interactions, SolveOptions(dtype=dtype, threads=threads))
+
+    def _fit(self, data: Interactions, options: SolveOptions) -> None:
+        self.dtype_ = options.dtype
         if not data.n_interactions:
             raise DataError("fit needs at least one interaction; the data have none")
         self._keep(data, self._learn(data))
 
-    def _refit_options(self) -> dict[str, Any]:
-        return {"dtype": self.dtype_}
+    def _refit_options(self) -> SolveOptions:
+        return SolveOptions(dtype=self.dtype_)
 
     def _learn(self, interactions: Interactions) -> dict[str, Any]:
         """Return the arrays to compute and save, by name, in the precision `dtype_`."""
@@ -438,13 +445,13 @@ class SGFCF(GraphFilter):
         right = right * relative[:, None] ** arrays["smoothing_items"]
         return [
             PerUserTerm(
+                term=LowRank(left, right, source, ones),
                 # the exponents follow from the histories
                 known=KnownUsers("SGFCF", interactions.matrix, alike=True),
                 smoothing=arrays["smoothing_users"],
                 relative=relative,
                 largest=float(values[0]),
-                low=LowRank(left, right, source, ones),
-                low_sums=right.sum(axis=1),
+                sums=right.sum(axis=1),
                 unfiltered=PolynomialTerm(A, (0, 1), source, ones),
                 unfiltered_sums=source * (A.T @ (A @ ones)),
                 strength=self.strength,
@@ -453,37 +460,27 @@ class SGFCF(GraphFilter):
 
 
 @dataclass(frozen=True, eq=False)
-class PerUserTerm(Term):
-    """Scores r / sum(r) + strength * t / sum(t) of known users.
+class PerUserTerm(DerivedTerm):
+    """Scores r / sum(r) + strength * t / sum(t) of known users; `term` is r without exponents.
 
     Factors of a user that cancel between a row and its sum, such as a power of the number of
     items, are left out.
     """
 
+    term: LowRank
     known: KnownUsers  # the users with an exponent
     smoothing: Array  # exponent of each user
     relative: Array  # singular values relative to the largest
     largest: float  # singular value
-    low: LowRank  # r without the user's exponent
-    low_sums: Array  # of the rows of its right factor
+    sums: Array  # of the rows of the term's right factor
     unfiltered: PolynomialTerm  # t
     unfiltered_sums: Array  # contribution of each item of a history to the sum of t
     strength: float
 
     @property
-    def n_items(self) -> int:
-        """Number of items."""
-        return self.low.n_items
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Precision of the sums."""
-        return self.low.dtype
-
-    @property
     def buffer_size(self) -> int:
         """A hidden vector and the unfiltered scores."""
-        return self.low.buffer_size + self.unfiltered.buffer_size
+        return super().buffer_size + self.unfiltered.buffer_size
 
     def _are_outside(self, rows: Rows, hidden: Floats) -> npt.NDArray[np.bool_]:
         """Flag the users whose factors are nothing but rounding errors.
@@ -491,7 +488,7 @@ class PerUserTerm(Term):
         They have no connection to the users of the largest factors, and the sum that their part
         is divided by would be a rounding error too.
         """
-        weights = rows.weights(self.low.source, self.dtype).astype(np.float64) ** 2
+        weights = rows.weights(self.term.source, self.dtype).astype(np.float64) ** 2
         lengths = np.add.reduceat(np.append(weights, 0), rows.indptr[:-1])
         # hidden is the history times V S^-1
         inside = (np.square(hidden, dtype=np.float64) * self.relative**2).sum(axis=1)
@@ -499,16 +496,16 @@ class PerUserTerm(Term):
 
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to a block of columns."""
-        hidden = self.low.hidden(rows)
+        hidden = self.term.hidden(rows)
         hidden[self._are_outside(rows, hidden)] = 0
         for row, user in enumerate(self.known.places(rows)):
             hidden[row] *= self.relative ** self.smoothing[user]
-        hidden /= _nonzero((hidden * self.low_sums).sum(axis=1))[:, None]
+        hidden /= _nonzero((hidden * self.sums).sum(axis=1))[:, None]
         parts = rows.weights(self.unfiltered_sums, self.dtype)
         ends = itertools.pairwise(rows.indptr.tolist())
         total = np.array([parts[start:stop].sum() for start, stop in ends], self.dtype)
         share = (self.dtype.type(self.strength) / _nonzero(total))[:, None]
-        add_low, add_unfiltered = self.low.product(hidden), self.unfiltered.adder(rows)
+        add_low, add_unfiltered = self.term.product(hidden), self.unfiltered.adder(rows)
 
         def add(scores: Floats, low: int) -> None:
             add_low(scores, low)

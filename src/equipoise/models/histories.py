@@ -24,7 +24,8 @@ from equipoise.ranking.terms import Rows
 
 Positions = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-NO_ROWS: Csr = sp.csr_array(np.zeros((0, 0), np.float32))  # until the histories are known
+# until the histories are known: rows, and flags of cold ones
+NO_ROWS: tuple[Any, Mask] = sp.csr_array((0, 0), dtype=np.float32), np.zeros(0, np.bool_)
 
 
 class Unknowns(NamedTuple):
@@ -34,13 +35,11 @@ class Unknowns(NamedTuple):
     items: Unknown = "error"
 
     @classmethod
-    def of(cls, both: Unknown | None, users: Any = None, items: Any = None) -> Self:
-        """Check the choices; `both` is the default of the other two."""
-        default = "error" if both is None else choice("unknown", both, UNKNOWN)
-        users = default if users is None else users
-        items = default if items is None else items
+    def of(cls, users: Any = None, items: Any = None) -> Self:
+        """Check the choices of a caller; None means an error."""
+        users = "error" if users is None else users
         choice("unknown_users", users, ("error", "popular", "skip"))
-        return cls(users, choice("unknown_items", items, UNKNOWN))
+        return cls(users, choice("unknown_items", "error" if items is None else items, UNKNOWN))
 
     def user_positions(self, listed: Any, index: IdIndex) -> Positions:
         """Return the positions of training users, -1 for unknown ones that are allowed."""
@@ -63,7 +62,9 @@ class Request:
     users, kind
         A name for each user, and the type of a column of these names.
     history
-        A row for each user.
+        A row for each user, weighed like the training data.
+    cold
+        Flags of the users who get popular items, as `cold_rows` finds them.
     answered
         A flag for each user or history of the caller: False if it was skipped.
     trained
@@ -86,9 +87,10 @@ class Request:
     """
 
     users: list[Any]
-    kind: Any
     history: Csr
-    answered: Mask
+    cold: Mask
+    kind: Any = None
+    answered: Mask | None = None
     trained: Positions | None = None
     allowed: Mask | None = None
     exclude: Csr | None = None
@@ -101,11 +103,16 @@ class Request:
     def __len__(self) -> int:
         return len(self.users)
 
+    def with_history(self, history: Csr, item_counts: npt.NDArray[Any], **changes: Any) -> Self:
+        """Return the request with the rows of its histories."""
+        cold = cold_rows(history, item_counts)
+        return replace(self, history=history, cold=cold, **changes)
+
     def take(self, rows: Positions) -> Self:
         """Return the users at these rows."""
         per_user: dict[str, Any] = {
             name: None if getattr(self, name) is None else getattr(self, name)[rows]
-            for name in ("history", "trained", "exclude", "pins", "used_pins")
+            for name in ("history", "cold", "trained", "exclude", "pins", "used_pins")
         }
         only = tuple(lists.take(rows) for lists in self.only)
         return replace(self, users=[self.users[row] for row in rows], only=only, **per_user)
@@ -220,6 +227,7 @@ class Request:
             mask = np.zeros(len(items), np.bool_)
             mask[_item_positions(entries, items, unknown)] = True
             return mask, None
+        assert self.answered is not None
         if len(entries) != len(self.answered):
             size = f"{len(entries)} lists of items for {len(self.answered)} users"
             raise DataError(f"got {size}; give one each, or a mapping from users to lists")
@@ -238,16 +246,22 @@ def parse_query(query: Any, train: Interactions, unknown: Unknowns) -> Request:
         trained = train.user_index.positions(query.users, unknown="skip")
         answered = np.ones(len(index), np.bool_)
         names = query.users.tolist()
-        return Request(names, index.kind, NO_ROWS, answered, trained, source=query)
+        return Request(
+            names, *NO_ROWS, kind=index.kind, answered=answered, trained=trained, source=query
+        )
     if isinstance(query, Mapping):
         users, histories = list(query), list(query.values())
         answered = np.ones(len(users), np.bool_)
-        return Request(users, column_kind(users), NO_ROWS, answered, source=histories)
+        return Request(
+            users, *NO_ROWS, kind=column_kind(users), answered=answered, source=histories
+        )
     entries = as_list(query)
     if not _are_ids(entries, "user ids or histories (lists of item ids)"):
         answered = np.ones(len(entries), np.bool_)
         users = list(range(len(entries)))
-        return Request(users, pl.Int64, NO_ROWS, answered, has_names=False, source=entries)
+        return Request(
+            users, *NO_ROWS, kind=pl.Int64, answered=answered, has_names=False, source=entries
+        )
     positions = unknown.user_positions(entries, train.user_index)
     answered = (positions >= 0) | (unknown.users == "popular")
     positions = positions[answered]
@@ -257,16 +271,16 @@ def parse_query(query: Any, train: Interactions, unknown: Unknowns) -> Request:
     kind = train.user_index.kind
     if (positions < 0).any() and kind == pl.Int64:
         kind = column_kind(users)
-    return Request(users, kind, NO_ROWS, answered, positions, source=positions)
+    return Request(
+        users, *NO_ROWS, kind=kind, answered=answered, trained=positions, source=positions
+    )
 
 
 def _reusable(ids: Any) -> Any:
-    """Return an iterator as a list, anything else unchanged."""
     return list(ids) if isinstance(ids, Iterator) else ids
 
 
 def _are_flags(ids: Any) -> bool:
-    """Whether these are flags, one for each item of a model."""
     if isinstance(ids, Mapping) or is_id(ids):
         return False
     entries = as_list(ids)
@@ -286,6 +300,16 @@ def rows_or_empty(matrix: Csr, places: Positions) -> Csr:
 def history_rows(histories: Iterable[Any], items: IdIndex, unknown: Unknowns) -> Csr:
     """Return one row per history, with a 1 for each of its items."""
     return _pairs([_item_positions(ids, items, unknown) for ids in histories], len(items))
+
+
+def distinct_items(events: Events, n_items: int) -> Csr:
+    """Return a row for each user of events, with a 1 for each of the user's items."""
+    # the rows are sorted in place, and the events must stay as they are
+    parts = np.ones(len(events.items), np.float32), events.items.copy(), events.offsets.copy()
+    rows = sp.csr_array(parts, shape=(len(events), n_items))
+    rows.sum_duplicates()
+    rows.data[:] = 1
+    return rows
 
 
 def _pairs(rows: Sequence[Any], n_items: int) -> Csr:
@@ -393,7 +417,6 @@ class KnownUsers:
 def _keys(
     indptr: npt.NDArray[Any], indices: npt.NDArray[Any], values: npt.NDArray[Any]
 ) -> list[bytes]:
-    """Return the content of each row as bytes."""
     items, weights = np.asarray(indices, np.int32), np.asarray(values, np.float32)
     return [
         items[start:stop].tobytes() + weights[start:stop].tobytes()

@@ -16,25 +16,29 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from equipoise.data.matrix import Csr
 from equipoise.data.storage import Fields, Stored
 from equipoise.errors import FileFormatError, SettingError
 from equipoise.models.saving import sparse_arrays, sparse_from
-from equipoise.models.updating import Change, LinearSystem, gram_change, updated_array
+from equipoise.models.updating import Change, gram_change, updated_array
 from equipoise.ranking.device import OnDevice
+from equipoise.ranking.ranker import score
 from equipoise.ranking.terms import Dense, Dual, Sparse, Term
 from equipoise.runtime import machine
 from equipoise.runtime.kernels import compiled
 from equipoise.solve.audit import TARGETS, Audit
 from equipoise.solve.dual import DualMatrix, weighted_items
-from equipoise.solve.engine import Solved, move, require_host
+from equipoise.solve.engine import Solved, System, move
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.neighbourhood import Columns, solve_again
+from equipoise.solve.options import SolveOptions
 
 Work = Literal["reuse", "update", "prune", "leave out"]
 CANNOT_LEAVE_OUT = (
     "users cannot be left out exactly of a model of the neighbourhood engine; evaluate or tune it "
     "on a split, such as eq.split.strong(data, valid=0.1)"
 )
+MIXTURES = 32  # columns of W K that are computed together
 BLOCK_BYTES = 64 << 20  # of rows of P that are processed together
 LARGEST = 2**15 - 1  # in 16 bits
 
@@ -50,6 +54,7 @@ class Inverse(ABC):
 
     carries: ClassVar[type] = object  # type of the matrix
     kind: ClassVar[str]  # name in a saved model
+    is_sparse: ClassVar[bool] = False  # whether few entries of a column are not zero
     host_only: ClassVar[str] = ""  # why the model cannot be moved to a GPU, and a remedy
     _forms: ClassVar[list[type[Inverse]]] = []
 
@@ -67,7 +72,7 @@ class Inverse(ABC):
         return next(form(matrix) for form in Inverse._forms if isinstance(matrix, form.carries))
 
     @staticmethod
-    def restored(state: Fields, stored: Stored, system: LinearSystem) -> Inverse:
+    def restored(state: Fields, stored: Stored, system: System) -> Inverse:
         """Return the inverse that `state` and `arrays` saved."""
         # dense and pruned models are saved without a kind
         unnamed = _PrunedInverse.kind if "loss" in state else _DenseInverse.kind
@@ -105,13 +110,33 @@ class Inverse(ABC):
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
         """Return rows of P, dense and on the host."""
 
+    def gathered(self, positions: npt.NDArray[np.integer]) -> npt.NDArray[Any]:
+        """Return the rows of P at these positions, dense and on the host."""
+        return np.concatenate([self.rows(at, at + 1) for at in positions.tolist()])
+
+    def mixed(
+        self, source: npt.NDArray[Any], target: npt.NDArray[Any], weights: Csr
+    ) -> npt.NDArray[Any] | Csr:
+        """Return W K for W = source_i P_ij target_j off the diagonal, and K items x mixtures."""
+        # P is symmetric, so a column of W K is the scores of a user whose history is that of K
+        term, histories = self.term(target, source), weights.T.tocsr()
+        histories.sort_indices()
+        mixed = np.empty((weights.shape[1], weights.shape[0]), self.dtype)
+
+        def score_part(number: int) -> None:
+            part = slice(number * MIXTURES, (number + 1) * MIXTURES)
+            mixed[part] = score([term], histories[part])
+
+        machine.run(score_part, -(-len(mixed) // MIXTURES))
+        return np.ascontiguousarray(mixed.T)
+
     @abstractmethod
     def arrays(self) -> dict[str, Any]:
         """Return the arrays that `save` writes; all names begin with "inverse"."""
 
     @classmethod
     @abstractmethod
-    def _restored(cls, state: Fields, stored: Stored, system: LinearSystem) -> Inverse:
+    def _restored(cls, state: Fields, stored: Stored, system: System) -> Inverse:
         """Return the inverse that `state` and `arrays` saved."""
 
     def state(self) -> dict[str, Any]:
@@ -134,16 +159,16 @@ class Inverse(ABC):
         """Return the solve of the changed system; None if a new solve is better."""
         return None
 
-    def solve_options(self) -> dict[str, Any]:
-        """Return options of `fit` for a new solve: any exact engine in the same precision."""
-        return {"dtype": self.dtype.name}
+    def solve_options(self) -> SolveOptions:
+        """Return the options of a new solve: any exact engine in the same precision."""
+        return SolveOptions(dtype=self.dtype.name)
 
     @property
     def agreement(self) -> dict[str, float]:
         """Agreement of an approximate form with the exact one; empty if it is exact."""
         return {}
 
-    def audit(self, system: LinearSystem, n_targets: int) -> dict[str, float]:
+    def audit(self, system: System, n_targets: int) -> dict[str, float]:
         """Compare sampled columns of an approximate form with exact ones."""
         raise SettingError("this model was solved exactly; residual_ says how accurately")
 
@@ -200,6 +225,9 @@ class _DenseInverse(Inverse):
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
         return np.asarray(self.matrix[low:high])
 
+    def gathered(self, positions: npt.NDArray[np.integer]) -> npt.NDArray[Any]:
+        return np.asarray(self.matrix[positions])
+
     def state(self) -> dict[str, Any]:
         """Return nothing: dense models are saved without a kind."""
         return {}
@@ -208,7 +236,7 @@ class _DenseInverse(Inverse):
         return {"inverse": self.matrix}
 
     @classmethod
-    def _restored(cls, state: Fields, stored: Stored, system: LinearSystem) -> Self:
+    def _restored(cls, state: Fields, stored: Stored, system: System) -> Self:
         return cls(stored.mapped("inverse", (system.data.n_items,) * 2))
 
     def updated(self, change: Change) -> Solved | None:
@@ -243,9 +271,11 @@ class _DeviceInverse(_DenseInverse):
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
         return np.asarray(self.matrix.rows(low, high))
 
+    gathered = Inverse.gathered
+
     def require(self, work: Work) -> None:
         if work in ("update", "prune"):
-            require_host(self.matrix)
+            np.asarray(self.matrix)  # a `DeviceMatrix` refuses this, with advice on moving it
 
 
 class _DualInverse(Inverse):
@@ -263,6 +293,9 @@ class _DualInverse(Inverse):
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
         return np.asarray(self.matrix.rows(low, high))
 
+    def gathered(self, positions: npt.NDArray[np.integer]) -> npt.NDArray[Any]:
+        return np.asarray(self.matrix.gathered(positions))
+
     def state(self) -> dict[str, Any]:
         return {**super().state(), "dtype": self.dtype.name}
 
@@ -271,8 +304,8 @@ class _DualInverse(Inverse):
         return {"inverse_core": self.matrix.core, "inverse_own": self.matrix.inner_diagonal}
 
     @classmethod
-    def _restored(cls, state: Fields, stored: Stored, system: LinearSystem) -> Self:
-        items = weighted_items(system.data.matrix, system.user_weights)
+    def _restored(cls, state: Fields, stored: Stored, system: System) -> Self:
+        items = weighted_items(system.matrix, system.weights)
         n_items, n_users = items.shape
         core = stored.mapped("inverse_core", (n_users, n_users))
         diagonal = np.array(stored.finite("inverse_own", (n_items,), sizes=(8,)))
@@ -309,6 +342,7 @@ class _PrunedInverse(_ReducedInverse):
 
     carries = sp.sparray
     kind, verb = "pruned", "prune"
+    is_sparse = True
 
     @property
     def nbytes(self) -> int:
@@ -316,6 +350,11 @@ class _PrunedInverse(_ReducedInverse):
 
     def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
         return _sparse_term(self.matrix, source, target)
+
+    def mixed(
+        self, source: npt.NDArray[Any], target: npt.NDArray[Any], weights: Csr
+    ) -> npt.NDArray[Any] | Csr:
+        return _sparse_mixed(self.matrix, source, target, weights)
 
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
         return np.asarray(self.matrix[low:high].toarray())
@@ -328,7 +367,7 @@ class _PrunedInverse(_ReducedInverse):
         return sparse_arrays(self.matrix, "inverse")
 
     @classmethod
-    def _restored(cls, state: Fields, stored: Stored, system: LinearSystem) -> Self:
+    def _restored(cls, state: Fields, stored: Stored, system: System) -> Self:
         return cls(sparse_from(stored, "inverse", system.data.n_items))
 
 
@@ -375,7 +414,7 @@ class _HalvedInverse(_ReducedInverse):
         return {"inverse": self.matrix.values, "inverse_scale": self.matrix.scale}
 
     @classmethod
-    def _restored(cls, state: Fields, stored: Stored, system: LinearSystem) -> Self:
+    def _restored(cls, state: Fields, stored: Stored, system: System) -> Self:
         n_items = system.data.n_items
         values = stored.array("inverse", (n_items, n_items), "i", sizes=(2,))
         scale = np.array(stored.finite("inverse_scale", (n_items,), sizes=(4,)))
@@ -388,11 +427,17 @@ class _NeighbourhoodInverse(Inverse):
 
     carries = Columns
     kind = "neighbourhood"
+    is_sparse = True
     host_only = "a model of the neighbourhood engine ranks on device='cpu'"
     matrix: Columns
 
     def term(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
         return _sparse_term(self.matrix, source, target)
+
+    def mixed(
+        self, source: npt.NDArray[Any], target: npt.NDArray[Any], weights: Csr
+    ) -> npt.NDArray[Any] | Csr:
+        return _sparse_mixed(self._checked().off_diagonal, source, target, weights)
 
     def rows(self, low: int, high: int) -> npt.NDArray[Any]:
         rows = np.asarray(self.matrix.off_diagonal[low:high].toarray())
@@ -406,7 +451,7 @@ class _NeighbourhoodInverse(Inverse):
         return sparse_arrays(self.matrix, "inverse")
 
     @classmethod
-    def _restored(cls, state: Fields, stored: Stored, system: LinearSystem) -> Self:
+    def _restored(cls, state: Fields, stored: Stored, system: System) -> Self:
         n_items = system.data.n_items
         indptr = np.array(stored.array("inverse_indptr", (n_items + 1,), "i"), np.int64)
         size = (int(indptr[-1]),)
@@ -431,21 +476,22 @@ class _NeighbourhoodInverse(Inverse):
     def agreement(self) -> dict[str, float]:
         return self.matrix.audit
 
-    def audit(self, system: LinearSystem, n_targets: int) -> dict[str, float]:
-        X = system.data.matrix
-        audit = Audit(self._checked(), X, system.user_weights, system.penalty, n_targets)
+    def audit(self, system: System, n_targets: int) -> dict[str, float]:
+        parts = system.matrix, system.weights, system.penalty
+        audit = Audit(self._checked(), *parts, n_targets)
         return {"residual": audit.residual(), **audit.agreement()}
 
     def updated(self, change: Change) -> Solved | None:
         after = change.after
         rows, _ = gram_change(change.before, after)
-        system = after.data.matrix, after.user_weights, after.penalty
+        system = after.matrix, after.weights, after.penalty
         columns = solve_again(self._checked(), *system, np.unique(rows.indices).astype(np.int64))
         return Solved(columns, columns.diagonal(), Audit(columns, *system, TARGETS).residual())
 
-    def solve_options(self) -> dict[str, Any]:
-        options = {"engine": "neighbourhood", "neighbours": self.matrix.neighbours}
-        return {"dtype": self.dtype.name, **options}
+    def solve_options(self) -> SolveOptions:
+        return SolveOptions(
+            dtype=self.dtype.name, engine="neighbourhood", neighbours=self.matrix.neighbours
+        )
 
     def _checked(self) -> Columns:
         """Return the columns with checked indices; loading a large file does not check them."""
@@ -459,6 +505,16 @@ class _NeighbourhoodInverse(Inverse):
 
 def _sparse_term(P: Any, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> Term:
     return Sparse(P.data, P.indices, P.indptr, source, target)
+
+
+def _sparse_mixed(P: Csr, source: npt.NDArray[Any], target: npt.NDArray[Any], weights: Csr) -> Csr:
+    """Return W K for W = source_i P_ij target_j off the diagonal, and sparse K."""
+    inside: Csr = P - sp.diags_array(P.diagonal())
+    mixed: Csr = (
+        sp.diags_array(source) @ inside @ (sp.diags_array(target) @ weights).tocsr()
+    ).tocsr()
+    mixed.sort_indices()
+    return mixed
 
 
 def _with_diagonal(

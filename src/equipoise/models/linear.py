@@ -7,6 +7,7 @@ solve for P serves every family, diagonal bound and alpha.
 from __future__ import annotations
 
 import copy
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,25 +21,33 @@ from equipoise.automatic import Auto, check_penalty, penalty_numbers
 from equipoise.checks import count, fraction
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import column_squares
-from equipoise.data.signals import SETTINGS
+from equipoise.data.signals import HISTORY_SETTINGS, SETTINGS
 from equipoise.data.storage import Fields, Stored
 from equipoise.errors import FileFormatError, SettingError, TooBigError
-from equipoise.models.base import Recommender, SearchSpace
+from equipoise.models.answering import on_snapshot
+from equipoise.models.base import Recommender, SearchSpace, atomic, names_fit_options
+from equipoise.models.features import Features
 from equipoise.models.inverse import Inverse
 from equipoise.models.lowpass import Companion, LowPass
-from equipoise.models.saving import restored_lowpass, restored_normalizer
-from equipoise.models.settings import EXPONENTS, PARTS
-from equipoise.models.snapshots import atomic, on_snapshot
-from equipoise.models.updating import LinearSystem, update_linear
+from equipoise.models.new_items import (
+    ALPHA,
+    Columns,
+    ItemFeatures,
+    new_columns,
+)
+from equipoise.models.saving import restore_lowpass, restore_normalizer
+from equipoise.models.settings import EXPONENTS, FIELDS, PARTS
+from equipoise.models.updating import update_linear
+from equipoise.models.vectors import sampled_users
 from equipoise.normalize import DAN, NoNorm, Normalizer, as_normalizer
-from equipoise.ranking.terms import Term
+from equipoise.ranking.terms import Known, Term
 from equipoise.runtime.machine import free_memory, gigabytes, limited
-from equipoise.solve.engine import Solved, Solver, Solving, solve
-from equipoise.solve.planning import plan
+from equipoise.solve.engine import Solved, Solver, Solving, System
+from equipoise.solve.options import SolveOptions
+from equipoise.solve.planning import Size, plan_fit
 
 Vector = npt.NDArray[np.float64]
 STEPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-SAMPLE = 1000  # users whose lists measure the loss of pruning
 
 
 @dataclass(kw_only=True, eq=False)
@@ -71,8 +80,11 @@ class LinearAutoencoder(Recommender):
     """
 
     signed: ClassVar[bool] = True
-    solve_settings: ClassVar[tuple[str, ...]] = (*SETTINGS, "beta", "dropout", "l2")
-    in_ranges: ClassVar[bool] = True
+    _solve_settings: ClassVar[tuple[str, ...]] = (
+        *(name for name in SETTINGS if name not in HISTORY_SETTINGS),
+        *("beta", "dropout", "l2", "feature_strength"),
+    )
+    _in_ranges: ClassVar[bool] = True
     search_space: ClassVar[SearchSpace] = {
         "alpha": STEPS,
         "gamma": STEPS,
@@ -85,6 +97,7 @@ class LinearAutoencoder(Recommender):
     dropout: float | Auto = 0.0
     normalizer: Normalizer = field(default_factory=NoNorm)
     lowpass: LowPass | None = None
+    features: Features | None = None
 
     solution_: Inverse = field(init=False, repr=False)
     diagonal_: Vector = field(init=False, repr=False)
@@ -94,6 +107,8 @@ class LinearAutoencoder(Recommender):
     dropout_: float = field(init=False, repr=False)
     residual_: float = field(init=False, repr=False)
     companion_: Companion | None = field(init=False, repr=False)
+    item_features_: ItemFeatures | None = field(init=False, repr=False, default=None)
+    _new_columns: Columns | None = field(init=False, repr=False, default=None)
     loss_: dict[str, float] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -101,31 +116,107 @@ class LinearAutoencoder(Recommender):
         self.normalizer = as_normalizer(self.normalizer)
         if not isinstance(self.lowpass, LowPass | None):
             raise SettingError(f"lowpass must be a LowPass or None, got {self.lowpass!r}")
+        if not isinstance(self.features, Features | None):
+            raise SettingError(f"features must be Features or None, got {self.features!r}")
 
     @abstractmethod
     def _column_scale(self, diagonal: Vector, penalty: Vector) -> Vector:
         """Return s of B = I - P diag(s)."""
 
-    def _fit(
+    @names_fit_options
+    def fit(
         self,
-        data: Interactions,
+        interactions: Any,
         *,
-        device: str,
-        dtype: str,
-        engine: str,
-        memory: Any,
-        scratch: Any,
-        refine: bool,
-        precision: str,
-        neighbours: Any,
-        progress: Any,
-    ) -> None:
-        options = {name: value for name, value in locals().items() if name in self.fit_options}
+        device: str = "cpu",
+        dtype: str = "float32",
+        engine: str = "auto",
+        memory: str | float | None = None,
+        scratch: str | os.PathLike[str] | None = None,
+        threads: int | None = None,
+        refine: bool = False,
+        precision: str = "auto",
+        neighbours: int | str | None = None,
+        progress: Callable[[Any], Any] | None = None,
+    ) -> Self:
+        """Fit the model to interactions and return self.
+
+        Parameters
+        ----------
+        interactions, threads
+            As for `Recommender.fit`.
+        device
+            "cpu", or a GPU such as "cuda" or "cuda:1"; the model then ranks on the GPU too,
+            except that the neighbourhood engine only solves there.
+        dtype
+            "float32", or "float64" for ill-conditioned systems.
+        engine
+            "dense" in memory, "dual" through a system of users x users, "tiled" on disk, "gpu";
+            "auto" takes the GPU if `device` names one, else the fastest engine that fits into
+            memory. These are exact. "neighbourhood" predicts each item from a few others:
+            approximate, for catalogues too large for the exact engines, and never chosen by
+            "auto".
+        memory
+            Memory budget such as "6GB", of the machine or of the GPU; default: all free memory.
+        scratch
+            Folder for the tiles and the result of the tiled engine; default: a temporary one. An
+            interrupted fit resumes from it, and the model needs it as long as it lives. The
+            neighbourhood engine keeps its progress there until it is done.
+        refine
+            Improve the solve by one Newton step, at about four times its cost.
+        precision
+            How a GPU multiplies float32: "auto" uses pairs of half-precision numbers on tensor
+            cores if there are any, as accurate as "float32" and about three times as fast.
+        neighbours
+            Neighbourhood engine: number of neighbours of each item, 50 to 400, or a time limit of
+            the fit such as "2m". Default: 200, or as many as fit into memory.
+        progress
+            Called after each step of the tiled or the neighbourhood engine with its
+            `SolveProgress`.
+        """
+        options = SolveOptions(
+            device=device,
+            dtype=dtype,
+            engine=engine,
+            memory=memory,
+            scratch=scratch,
+            threads=threads,
+            refine=refine,
+            precision=precision,
+            neighbours=neighbours,
+            progress=progress,
+        )
+        return self._fit_model(interactions, options)
+
+    def _fit(self, data: Interactions, options: SolveOptions) -> None:
         if data.signed and self.lowpass is not None:
             raise SettingError("a lowpass companion takes no negative values; use returns='net'")
-        require_strength([self], engine)
+        require_strength([self], options.engine)
+        if self.features is not None:
+            self.features.require_map(options.engine)
         normalizer = self.normalizer.resolve(data)
-        self._solve(data, normalizer, self._numbers(data, normalizer), **options)
+        numbers = self._numbers(data, normalizer)
+        self.item_features_ = self._fit_features(data, normalizer, numbers)
+        self._solve(data, normalizer, numbers, options)
+
+    def _features_of(self, data: Interactions) -> ItemFeatures | None:
+        """Return the features of weighed data, with a number for their weight."""
+        normalizer = self.normalizer.resolve(data)
+        return self._fit_features(data, normalizer, self._numbers(data, normalizer))
+
+    def _fit_features(
+        self, data: Interactions, normalizer: Normalizer, numbers: tuple[float, float]
+    ) -> ItemFeatures | None:
+        """Return the features of the data, with a number for their weight; None without any."""
+        if self.features is None:
+            return None
+        fitted = ItemFeatures.of(self.features, data)
+        if self.features.strength != "auto":
+            return fitted
+        from equipoise.models.feature_choice import choose_weight
+
+        weight, figures = choose_weight(self, data, fitted.rows, normalizer, numbers)
+        return replaced(fitted, settings=replaced(self.features, strength=weight), figures=figures)
 
     @atomic
     def reuse(self, fitted: Any) -> Self:
@@ -140,11 +231,13 @@ class LinearAutoencoder(Recommender):
         fitted = copy.copy(fitted)
         data = fitted._fitted
         fitted.solution_.require("reuse")
-        if self.signals != fitted.signals:
+        signals = self.signals
+        if signals != fitted.signals and not (signals and signals.same_training(fitted.signals)):
             raise SettingError("reuse needs the same signals: they are in the solve")
         self._raw_data = fitted.data_
         normalizer = self.normalizer.resolve(data)
         numbers = self._numbers(data, normalizer)
+        self.item_features_ = self._reused_features(fitted, data)
         penalty = self._penalty(data, normalizer, *numbers)
         weights = normalizer.user_weights(data)
         same_weights = np.array_equal(weights, fitted.normalizer_.user_weights(data))
@@ -152,7 +245,29 @@ class LinearAutoencoder(Recommender):
             raise SettingError("reuse needs the same l2, dropout and user weights (beta)")
         solved = Solved(fitted.inverse_, fitted.diagonal_, fitted.residual_)
         self._take(data, normalizer, numbers, penalty, solved)
+        self._fit_trend()
+        self._list_new_items()
         return self
+
+    def _reused_features(
+        self, fitted: LinearAutoencoder, data: Interactions
+    ) -> ItemFeatures | None:
+        """Return the features of a model that shares the solve of another one."""
+        features, fitted_features = self.features, fitted.item_features_
+        solved_weight = (
+            0.0 if fitted_features is None else float(fitted_features.settings.strength)
+        )
+        if features is None:
+            if solved_weight:
+                raise SettingError("reuse needs the same features: they are in the solve")
+            return None
+        weight = solved_weight if features.strength == "auto" else float(features.strength)
+        again = ItemFeatures.of(replaced(features, strength=weight), data)
+        if weight != solved_weight or (
+            fitted_features is not None and weight and not again.same_rows(fitted_features)
+        ):
+            raise SettingError("reuse needs the same features: they are in the solve")
+        return again
 
     @atomic
     def to(self, device: str) -> Self:
@@ -162,86 +277,97 @@ class LinearAutoencoder(Recommender):
         return self
 
     @classmethod
-    def shared_fit(
+    def _shared_fit(
         cls,
         models: Sequence[Any],
         data: Interactions,
-        *,
-        threads: int | None = None,
         **options: Any,
     ) -> Callable[[Sequence[Any]], None]:
         """Return a function that fits models by one solve and keeps the Gram matrix between calls.
 
         The fitted models share one matrix and are valid until the next call.
         """
-        rank = max(model._lowpass_rank for model in models)
-        solvers: list[tuple[Any, Solver]] = []  # the last solver and its signals
+        run, rank = SolveOptions(**options), max(model._lowpass_rank for model in models)
+        # the last solver, its features and its signals
+        solvers: list[tuple[Any, Solver, ItemFeatures | None]] = []
 
         def fit(models: Sequence[Any]) -> None:
-            require_strength(models, options.get("engine", "auto"))
+            require_strength(models, run.engine)
             signals = models[0].signals
-            with limited(threads):
+            with limited(run.threads):
                 if not solvers or solvers[0][0] != signals:
                     solvers.clear()  # frees its memory first
                     weighed = models[0]._weighed(data)
-                    solvers.append((signals, Solver(weighed, lowpass_rank=rank, **options)))
-                fit_together(models, solvers[0][1], data)
+                    features = models[0].features
+                    fitted = None if features is None else ItemFeatures.of(features, weighed)
+                    rows = None if fitted is None else fitted.rows
+                    solver = Solver(weighed, run, lowpass_rank=rank, features=rows)
+                    solvers.append((signals, solver, fitted))
+                _, solver, fitted = solvers[0]
+                fit_together(models, solver, data, fitted)
 
         return fit
 
     @classmethod
-    def fit_seconds(
-        cls, data: Interactions, *, threads: int | None = None, **options: Any
-    ) -> float:
-        """Return the time of a fit that `plan` estimates."""
-        return plan(data, **options).seconds
+    def _fit_seconds(cls, data: Interactions, **options: Any) -> float:
+        run = SolveOptions(**options)
+        return plan_fit(Size.of(data, run.dtype), run).seconds
 
     @classmethod
-    def prototype(cls) -> Self:
+    def _prototype(cls) -> Self:
         """Return the model with a `DAN`, so that `tune` searches alpha and beta."""
         return cls(normalizer=DAN())
 
-    def tunable(self) -> list[str]:
+    def _tunable(self) -> list[str]:
         """Return the names of the settings that `tune` can vary, those of parts included."""
         names = [name for name in EXPONENTS if hasattr(self.normalizer, name)]
         names += [name for name in ("l2", "dropout", "diag_bound") if hasattr(self, name)]
-        names += [name for name in PARTS["lowpass"] if hasattr(self.lowpass, name)]
-        return [*names, *self._signal_settings()]
+        for part in ("lowpass", "features"):
+            names += [n for n in PARTS[part] if hasattr(getattr(self, part), FIELDS.get(n, n))]
+        return [*names, *self._shared_settings()]
 
-    def search_start(self, data: Interactions) -> dict[str, Any]:
-        """Return l2, dropout and beta, with numbers in place of "auto"."""
+    def _search_start(self, data: Interactions) -> dict[str, Any]:
         data = self._weighed(data)
         normalizer = self.normalizer.resolve(data)
         l2, dropout = self._numbers(data, normalizer)
         beta = {"beta": normalizer.exponents()[1]} if hasattr(normalizer, "beta") else {}
-        return {"l2": l2, "dropout": dropout, **beta, **self._signal_settings()}
+        return {"l2": l2, "dropout": dropout, **beta, **self._shared_settings()}
 
-    def search_point(self) -> dict[str, Any]:
-        """Return the family and all tunable settings, with numbers in place of "auto"."""
+    def _search_point(self) -> dict[str, Any]:
         settings = self.settings(resolved=True)
+        if self.features is not None:
+            # "auto" is chosen by the last fit, not by the search
+            settings["features"] = {"feature_strength": self.features.strength}
         for part in PARTS:
             settings |= settings.pop(part, None) or {}
-        point = {name: settings[name] for name in self.tunable()}
-        numbers = {name: float(point[name]) for name in point if name not in SETTINGS}
+        point = {name: settings[name] for name in self._tunable()}
+        numbers = {
+            name: float(point[name])
+            for name in point
+            if name not in (*SETTINGS, *PARTS["trend"]) and point[name] != "auto"
+        }
         return {"family": type(self).__name__, **point, **numbers}
 
     @on_snapshot
-    def terms(self, alpha: float | None = None) -> list[Term]:
+    def _terms(self, alpha: float | None = None) -> list[Term]:
         """Return W = D_I^alpha (I - P diag(s)) D_I^-alpha without its diagonal, and the companion.
 
         `alpha` changes W only; the companion has its own exponent.
         """
         _ = self._fitted
-        terms = [self.solution_.term(*self.scales(alpha))]
+        terms: list[Term] = [self.solution_.term(*self.scales(alpha))]
         if self.companion_ is not None and self.companion_.settings.strength != 0:
             terms.append(self.companion_.term)
-        return terms
+        columns = self._new_columns
+        if columns is None or self._wider is None:
+            return terms
+        return [*(Known(term, columns.term.mixtures) for term in terms), columns.term]
 
     @on_snapshot
     def scales(self, alpha: float | None = None) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return vectors a and b with W_ij = a_i P_ij b_j off the diagonal."""
         _ = self._fitted
-        source, target = self.normalizer_.item_scales(self.item_counts_, alpha)
+        source, target = self.normalizer_.item_scales(self._fitted.item_counts, alpha)
         target = -target * self._column_scale(self.diagonal_, self.penalty_)
         dtype = self.solution_.dtype
         return source.astype(dtype), target.astype(dtype)
@@ -259,7 +385,7 @@ class LinearAutoencoder(Recommender):
     @on_snapshot
     def weights_(self) -> npt.NDArray[Any]:
         """The scoring matrix W, items x items, dense and with a zero diagonal."""
-        needed = 2 * len(self.item_index_) ** 2 * self.solution_.dtype.itemsize
+        needed = 2 * self._fitted.n_items**2 * self.solution_.dtype.itemsize
         if needed > free_memory():
             raise TooBigError(f"weights_ needs {gigabytes(needed)}; recommend works without it")
         source, target = self.scales()
@@ -288,8 +414,20 @@ class LinearAutoencoder(Recommender):
             If the weights do not solve these equations.
         """
         data = self._fitted
-        system = LinearSystem(data, self.normalizer_.user_weights(data), self.penalty_)
+        system = self._system(data, self.normalizer_, self.penalty_)
         return self.solution_.audit(system, count("targets", targets))
+
+    def _system(self, data: Interactions, normalizer: Normalizer, penalty: Vector) -> System:
+        """Return the linear system of these data, with the features of the model."""
+        weights, fitted = normalizer.user_weights(data), self.item_features_
+        if fitted is None:
+            return System(data, weights, penalty)
+        return System(data, weights, penalty, fitted.rows, float(fitted.settings.strength))
+
+    @property
+    def features_(self) -> Features | None:
+        """The settings of features, with numbers in place of "auto"; None without any."""
+        return None if self.item_features_ is None else self.item_features_.settings
 
     @property
     def lowpass_(self) -> LowPass | None:
@@ -320,7 +458,7 @@ class LinearAutoencoder(Recommender):
         """
         _ = self._fitted
         self.solution_.require("prune")
-        keep = min(count("keep", keep), max(len(self.item_index_) - 1, 1))
+        keep = min(count("keep", keep), max(self._fitted.n_items - 1, 1))
         source, target = self.scales()
         pruned = copy.copy(self)
         pruned.estimate_ = None
@@ -350,14 +488,17 @@ class LinearAutoencoder(Recommender):
         state |= {"l2": self.l2_, "dropout": self.dropout_}
         state |= {} if self.loss_ is None else {"loss": self.loss_}
         state |= {} if self.lowpass_ is None else {"lowpass": self.lowpass_}
+        fitted = self.item_features_
+        state |= {} if fitted is None else {"features": fitted.state()}
         arrays = {"diagonal": self.diagonal_, "penalty": self.penalty_}
         arrays |= self.solution_.arrays()
         arrays |= {} if self.companion_ is None else self.companion_.arrays()
+        arrays |= {} if fitted is None else fitted.arrays()
         return state | self.solution_.state(), arrays
 
     def _restore(self, state: Fields, stored: Stored) -> None:
-        data, n_items = self.interactions_, len(self.item_index_)
-        normalizer = restored_normalizer(state, data)
+        data, n_items = self.interactions_, self.interactions_.n_items
+        normalizer = restore_normalizer(state, data)
         # models of older versions have the numbers in their settings only
         fields = Fields({"l2": self.l2, "dropout": self.dropout} | state, state.path)
         numbers = fields.number("l2", least=0), fields.number("dropout", least=0)
@@ -368,15 +509,104 @@ class LinearAutoencoder(Recommender):
         if not ((diagonal > 0).all() and (penalty > 0).all()):
             raise FileFormatError("its diagonal or penalty is not positive")
         loss = state.group("loss") if "loss" in state else None
-        system = LinearSystem(data, normalizer.user_weights(data), penalty)
+        if self.features is not None:
+            self.item_features_ = ItemFeatures.restored(state.group("features"), stored, n_items)
+        system = self._system(data, normalizer, penalty)
         inverse = Inverse.restored(state, stored, system).matrix
-        lowpass = restored_lowpass(state, self.lowpass)
+        lowpass = restore_lowpass(state, self.lowpass)
         companion = None if lowpass is None else lowpass.restored(data, stored)
         solved = Solved(inverse, diagonal, state.number("residual", least=0))
         self._take(data, normalizer, numbers, penalty, solved, companion)
         self.loss_ = None if loss is None else {name: loss.number(name) for name in loss}
         if not all(np.isfinite(scale).all() for scale in self.scales()):
             raise FileFormatError("its diagonal or penalty is out of proportion")
+
+    def _list_new_items(self) -> None:
+        """Choose the map of new items where it is "auto", and make their columns."""
+        previous, self._new_columns, self._wider = self._new_columns, None, None
+        fitted = self.item_features_
+        if fitted is None:
+            return
+        data = self._fitted
+        if fitted.is_open:
+            from equipoise.models.feature_choice import choose_map
+
+            settings, figures = choose_map(self)
+            fitted = fitted.with_map(settings, data, figures)
+        if fitted.needs_columns:
+            fitted = fitted.with_columns(self.solution_, self.scales(ALPHA))
+        self.item_features_ = fitted
+        served = data.with_new_items()
+        new = np.flatnonzero(served.item_counts == 0)
+        if not len(new):
+            return
+        rows = fitted.map_vocabulary.encode(_rows_of(served.catalogue, new), len(new))
+        columns = new_columns(self, served, new, rows, previous)
+        self._new_columns, self._wider = columns, served
+        if self.trend_ is not None:
+            self.trend_ = replaced(self.trend_, mixtures=columns.term.mixtures)
+
+    @property
+    def _usable_counts(self) -> npt.NDArray[np.int64]:
+        columns = self._new_columns
+        return self.item_counts_ if columns is None else columns.usable_counts
+
+    def _shared_attributes(
+        self, items: Sequence[int], target: int
+    ) -> list[list[tuple[str, str]]] | None:
+        columns, fitted = self._new_columns, self.item_features_
+        if columns is None or fitted is None:
+            return None
+        return columns.shared_attributes(fitted.vocabulary, items, target)
+
+    @atomic
+    def add_items(self, items: Any) -> Self:
+        """Add items that nobody has used yet, and return self; the next list may have them.
+
+        Attributes of items that the model has already are replaced where the table has a value:
+        those of a new item change its scores at once, those of a known item at the next update or
+        fit. `update` with events makes a new item a known one.
+
+        Parameters
+        ----------
+        items
+            A frame or a dictionary of columns: the ids, and attributes with the names of those in
+            the catalogue of the training data.
+
+        Examples
+        --------
+        >>> import equipoise as eq
+        >>> data = eq.read([("ann", "tea"), ("ann", "milk"), ("bob", "tea"), ("bob", "jam")])
+        >>> kinds = {"item": ["tea", "milk", "jam"], "kind": ["drink", "drink", "spread"]}
+        >>> data = data.with_catalogue(kinds)
+        >>> model = eq.EASE(l2=1.0, features=eq.Features(strength=0)).fit(data)
+        >>> model.add_items({"item": ["cocoa"], "kind": ["drink"]}).item_index_.values.tolist()
+        ['jam', 'milk', 'tea', 'cocoa']
+        """
+        _ = self._fitted
+        if self.item_features_ is None:
+            raise SettingError(
+                f"this {type(self).__name__} does not know what describes items; fit it with "
+                "features=eq.Features()"
+            )
+        weighed, raw = self.interactions_, self.data_
+        self._raw_data = raw.with_items_described(items)
+        self.interactions_ = (
+            self._raw_data
+            if weighed is raw
+            else weighed.with_known_items(self._raw_data.known_items)
+        )
+        self._list_new_items()
+        return self
+
+    @on_snapshot
+    def without_new_items(self) -> Self:
+        """Return a copy that ranks the items of the training data only, by the solve alone."""
+        plain = copy.copy(self)
+        plain._new_columns = plain._wider = None
+        if plain.trend_ is not None:
+            plain.trend_ = replaced(plain.trend_, mixtures=None)
+        return plain
 
     def _numbers(self, data: Interactions, normalizer: Normalizer) -> tuple[float, float]:
         """Return l2 and dropout, with numbers in place of "auto"."""
@@ -398,12 +628,16 @@ class LinearAutoencoder(Recommender):
         data: Interactions,
         normalizer: Normalizer,
         numbers: tuple[float, float],
-        **options: Any,
+        options: SolveOptions,
     ) -> None:
         """Fit with a resolved normalizer, and with numbers for l2 and dropout."""
         penalty = self._penalty(data, normalizer, *numbers)
         weights = normalizer.user_weights(data)
-        solved = solve(data, weights, penalty, lowpass_rank=self._lowpass_rank, **options)
+        system = self._system(data, normalizer, penalty)
+        rows = system.features if system.has_features else None
+        rank = self._lowpass_rank
+        solver = Solver(data, options, lowpass_rank=rank, keep_gram=False, features=rows)
+        solved = solver.solve(weights, penalty, system.feature_weight)
         self._take(data, normalizer, numbers, penalty, solved)
 
     def _take(
@@ -416,6 +650,7 @@ class LinearAutoencoder(Recommender):
         companion: Companion | None = None,
     ) -> None:
         """Set the fitted state, and fit the companion if there is none yet."""
+        self._wider = None
         self.companion_ = companion
         self.interactions_ = data
         self.normalizer_ = normalizer
@@ -427,6 +662,11 @@ class LinearAutoencoder(Recommender):
         self.estimate_ = None
         if companion is None and self.lowpass is not None:
             self.companion_ = fit_companion(self, self.lowpass)
+
+
+def _rows_of(catalogue: Any, positions: npt.NDArray[np.int64]) -> Any:
+    """Return rows of a catalogue; None without one."""
+    return None if catalogue is None else catalogue[positions]
 
 
 def require_strength(models: Sequence[LinearAutoencoder], engine: str) -> None:
@@ -449,40 +689,44 @@ def fit_companion(model: LinearAutoencoder, lowpass: LowPass) -> Companion:
 
 
 def fit_together(
-    models: Sequence[LinearAutoencoder], solver: Solving, raw_data: Interactions | None = None
+    models: Sequence[LinearAutoencoder],
+    solver: Solving,
+    raw_data: Interactions | None = None,
+    features: ItemFeatures | None = None,
 ) -> None:
-    """Fit models that share l2, dropout, user weights and signals by one solve.
+    """Fit models that share l2, dropout, user weights, features and signals by one solve.
 
-    `raw_data` are the data of the solver before the signals weighed them.
+    `raw_data` are the data of the solver before the signals weighed them, `features` those that
+    the solver has. The models rank known items only.
     """
     first, data = models[0], solver.train
     normalizer = first.normalizer.resolve(data)
     numbers = first._numbers(data, normalizer)
     penalty = first._penalty(data, normalizer, *numbers)
-    solved = solver.solve(normalizer.user_weights(data), penalty)
+    fitted = None
+    if features is not None and first.features is not None:
+        # "auto" was chosen with the features, or will be by the last fit of a search
+        chosen = [first.features.strength, features.settings.strength]
+        number = next((weight for weight in chosen if weight != "auto"), 0.0)
+        fitted = replaced(features, settings=replaced(first.features, strength=number))
+    weight = 0.0 if fitted is None else float(fitted.settings.strength)
+    solved = solver.solve(normalizer.user_weights(data), penalty, weight)
     companions: dict[LowPass | None, Companion | None] = {None: None}
     for model in models:
         # a companion depends on its settings alone
         companion = companions.get(model.lowpass)
         model._raw_data = data if raw_data is None else raw_data
+        model.item_features_ = fitted
         model._take(data, model.normalizer.resolve(data), numbers, penalty, solved, companion)
+        model._fit_trend()
         companions[model.lowpass] = model.companion_
 
 
 def _overlap(model: LinearAutoencoder, reduced: LinearAutoencoder) -> float:
     """Return the mean overlap of the top 20 of sampled training users."""
     data = model.data_  # not weighed yet: `rank` does that
-    rng = np.random.default_rng(0)
-    size = min(SAMPLE, data.n_users)
-    users = data.rows(np.sort(rng.choice(data.n_users, size, replace=False)))
-    before, after = model.rank(users, 20).items, reduced.rank(users, 20).items
-    shared = [
-        len(np.intersect1d(a[a >= 0], b[b >= 0])) / int((a >= 0).sum())
-        for a, b in zip(before, after, strict=True)
-        if (a >= 0).any()
-    ]
-    # users who have used every item have no list
-    return float(np.mean(shared)) if shared else 1.0
+    users = data.rows(sampled_users(data))
+    return model.rank(users, 20).overlap(reduced.rank(users, 20))
 
 
 @dataclass(kw_only=True, eq=False)

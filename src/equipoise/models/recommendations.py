@@ -21,15 +21,16 @@ from equipoise.data.matrix import Csr
 from equipoise.display.notebook import Cell, fragment, table
 from equipoise.errors import DataError, SettingError
 from equipoise.ranking.ranker import score_items
-from equipoise.ranking.terms import Term
+from equipoise.ranking.terms import Term, TrendShare
 from equipoise.runtime.machine import check_polars
 
 PAIRS = 1 << 20  # contributions computed at a time
 FORMATS = {".parquet": "sink_parquet", ".csv": "sink_csv", ".jsonl": "sink_ndjson"}
 SHOWN = 10  # lists, and items of each, that a notebook shows
 JOINT = "; "  # between the reasons in one text
+POPULAR_LATELY = "popular lately"  # the reason in words where a trend is one
 
-Reasons = list[list[npt.NDArray[np.int64]]]  # positions, for each item of each list
+Reasons = list[tuple[int, float]]  # positions of items, and what each adds to a score
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Recommendations:
     source
         "model", or "popular" where the user has no history the model knows.
     titles
-        Titles of the items, if the data have labels.
+        Titles of the items, if the data have a catalogue.
     reasons
         Items of the history that add most to the score of each item, if requested.
     reason_titles
@@ -57,6 +58,9 @@ class Recommendations:
         Types of the columns of `to_frame`, which empty lists cannot show.
     names
         Titles of `users` where these are items: in lists of similar items.
+    trending
+        Whether being popular lately is a reason too: for each item, whether the trend adds more to
+        its score than the weakest of its listed reasons. None without a trend or without reasons.
     """
 
     users: list[Any]
@@ -68,6 +72,7 @@ class Recommendations:
     reason_titles: list[list[list[str]]] | None = field(default=None, repr=False)
     kinds: dict[str, Any] = field(default_factory=dict, repr=False)
     names: list[str] | None = field(default=None, repr=False)
+    trending: list[list[bool]] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -76,9 +81,10 @@ class Recommendations:
         """Return one row per recommended item: user, item, score, rank (from 1).
 
         Popular items in place of those of the model have no score (null). ``details=True`` adds
-        `source`, `title` if there are labels, and if reasons were requested `reasons`, a list of
-        items, and `because`, their titles as text. Names of histories are integers if all of them
-        are, else text.
+        `source`, `title` if there is a catalogue, and if reasons were requested `reasons`, a list
+        of items, and `because`, their titles as text; with a trend also `trending`, and "popular
+        lately" in `because` where it is true. Names of histories are integers if all of them are,
+        else text.
         """
         lengths = [len(row) for row in self.items]
         as_text = self.kinds.get("user") == pl.String
@@ -107,10 +113,24 @@ class Recommendations:
                 if self.kinds["item"] == pl.String:
                     columns["reasons"] = [list(map(str, ids)) for ids in columns["reasons"]]
                 kinds["reasons"] = pl.List(self.kinds["item"])
-                titles = self.reason_titles or self.reasons
-                columns["because"] = [JOINT.join(map(str, t)) for row in titles for t in row]
+                columns["because"] = [
+                    self._because(user, rank)
+                    for user, length in enumerate(lengths)
+                    for rank in range(length)
+                ]
                 kinds["because"] = pl.String
+            if self.trending is not None:
+                columns["trending"] = [flag for row in self.trending for flag in row]
+                kinds["trending"] = pl.Boolean
         return pl.DataFrame(columns, schema_overrides=kinds)
+
+    def _because(self, user: int, rank: int) -> str:
+        """Return the reasons of an item in words, empty without any."""
+        reasons = self.reason_titles or self.reasons
+        if reasons is None:
+            return ""
+        is_trending = self.trending is not None and self.trending[user][rank]
+        return JOINT.join([*map(str, reasons[user][rank]), *[POPULAR_LATELY] * is_trending])
 
     def _repr_html_(self) -> str:
         longest = max(map(len, self.items), default=0)
@@ -133,16 +153,16 @@ class Recommendations:
         """Return the title of an item, with its id, score and reasons as a hint."""
         item, score = self.items[user][rank], self.scores[user][rank]
         hint = [str(item), "" if np.isnan(score) else f"score {score:.4g}"]
-        reasons = self.reason_titles or self.reasons
-        if reasons is not None and reasons[user][rank]:
-            hint.append(f"because of {JOINT.join(map(str, reasons[user][rank]))}")
+        because = self._because(user, rank)
+        if because:
+            hint.append(f"because of {because}")
         name = str(item) if self.titles is None else self.titles[user][rank]
         return Cell(name, ", ".join(filter(None, hint)))
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Explanation of a score: the contribution of each item of the history.
+    """Explanation of a score: the contribution of each item of the history, and of a trend.
 
     Parameters
     ----------
@@ -153,10 +173,16 @@ class Explanation:
     sources
         Items of the history, the strongest contribution first.
     contributions
-        Contribution of each of them; they sum to `score`. Summed from left to right they give it
-        exactly, unless it is smaller than every contribution.
+        Contribution of each of them; they sum to ``score - trend``. Summed from left to right they
+        give it exactly, unless it is smaller than every contribution.
     titles, title
-        Titles of `sources` and of the item, if the data have labels.
+        Titles of `sources` and of the item, if the data have a catalogue.
+    trend
+        What the item's recent popularity adds whatever the history is; 0 without a trend. In the
+        form "multiply" a trend also scales the contributions.
+    shared
+        Of an item without users: for each of `sources`, the attributes that both have, as pairs of
+        column and value, the most telling ones first. None for other items.
     """
 
     item: Any
@@ -165,18 +191,45 @@ class Explanation:
     contributions: list[float]
     titles: list[str] | None = field(default=None, repr=False)
     title: str | None = field(default=None, repr=False)
+    trend: float = 0.0
+    shared: list[list[tuple[str, str]]] | None = field(default=None, repr=False)
+
+    def strongest(self, most: int) -> list[dict[str, Any]]:
+        """Return item, title, contribution and share of the items that raise the score most.
+
+        The share is that of everything that raises the score. An item without users also has the
+        attributes that it shares with each, as text: "shared".
+        """
+        titles = self.titles or map(str, self.sources)
+        raised = sum(max(part, 0.0) for part in (*self.contributions, self.trend))
+        shares = [part / raised if raised else 0.0 for part in self.contributions]
+        columns = [self.sources, titles, self.contributions, shares]
+        names = ["item", "title", "contribution", "share"]
+        if self.shared is not None:
+            columns.append(self._shared_text())
+            names.append("shared")
+        rows = zip(*columns, strict=True)
+        return [dict(zip(names, row, strict=True)) for row in rows if row[2] > 0][:most]
+
+    def _shared_text(self) -> list[str]:
+        return [", ".join(" ".join(pair) for pair in row) for row in self.shared or []]
 
     def to_frame(self) -> pl.DataFrame:
-        """Return one row per item of the history: item, contribution (and title)."""
+        """Return one row per item of the history: item, contribution (title, shared)."""
         columns: dict[str, Any] = {"item": self.sources, "contribution": self.contributions}
         if self.titles is not None:
             columns["title"] = self.titles
+        if self.shared is not None:
+            columns["shared"] = self._shared_text()
         return pl.DataFrame(columns)
 
     def _repr_html_(self) -> str:
         ids = [str(source) for source in self.sources]
         cells = [Cell(*pair) for pair in zip(self.titles or ids, ids, strict=True)]
-        rows = [(c, f"{part:.4g}") for c, part in zip(cells, self.contributions, strict=True)]
+        parts = [*self.contributions]
+        if self.trend:
+            cells, parts = [*cells, Cell(POPULAR_LATELY, "")], [*parts, self.trend]
+        rows = [(c, f"{part:.4g}") for c, part in zip(cells, parts, strict=True)]
         name = self.item if self.title is None else f"{self.title} ({self.item})"
         return fragment(f"{name}: {self.score:.4g}", table(["item", "contribution"], rows))
 
@@ -211,42 +264,121 @@ def find_reasons(
     history: Csr,
     lists: Sequence[npt.NDArray[Any]],
     skipped: npt.NDArray[np.bool_],
-    most: int,
-) -> Reasons:
+    most: int | None,
+    *,
+    positive: bool = False,
+) -> list[list[Reasons]]:
     """Return the items of each history that add most to the score of each listed item.
 
-    Only positive contributions count, the largest first; skipped users have no reasons. W is
-    gathered for pairs of items, a row for each distinct item of the histories.
+    Skipped users have no reasons, nor have positions beyond the items. All contributions to an
+    item sum to its score without the share of a trend, except that with `positive` only those
+    above 0 count, as they are. W is gathered for pairs of items, a row for each distinct item of
+    the histories.
     """
+    terms = without_trend_share(terms)
     varying = [term for term in terms if term.constant is None]
     sources, place = np.unique(history.indices, return_inverse=True)
     ones, offsets = np.ones(len(sources), np.float32), np.arange(len(sources) + 1)
     alone: Csr = sp.csr_array((ones, sources, offsets), shape=(len(sources), history.shape[1]))
-    ends, n_listed = history.indptr.tolist(), [len(row) for row in lists]
-    sizes = np.where(skipped | (not varying), 0, np.diff(history.indptr) * n_listed)
-    chunk = np.cumsum(sizes) // PAIRS
-    out: Reasons = []
-    for number in np.unique(chunk):
-        users: list[int] = np.flatnonzero(chunk == number).tolist()
-        spans = {user: slice(ends[user], ends[user + 1]) for user in users if sizes[user]}
-        rows = [np.repeat(place[span], n_listed[user]) for user, span in spans.items()]
-        items = [np.tile(lists[user], span.stop - span.start) for user, span in spans.items()]
-        parts: Any = np.empty(0)
-        if spans:
-            parts = score_items(varying, alone, np.concatenate(rows), np.concatenate(items))
-        at = 0
-        for user in users:
-            if user not in spans:
-                out.append([np.empty(0, np.int64)] * n_listed[user])
-                continue
-            user_items, weight = history.indices[spans[user]], history.data[spans[user]]
-            block = parts[at : at + sizes[user]].reshape(-1, n_listed[user]) * weight[:, None]
-            at += sizes[user]
-            order = np.argsort(-block, axis=0, kind="stable")[:most]
-            positive = np.take_along_axis(block, order, axis=0) > 0
-            columns = zip(order.T, positive.T, strict=True)
-            out.append([user_items[places[p]].astype(np.int64) for places, p in columns])
+    out: list[list[Reasons]] = [[[] for _ in row] for row in lists]
+    for pieces in _pieces(history, lists, skipped):
+        items = [lists[user][ranks] for user, _, ranks in pieces]
+        sizes = [span.stop - span.start for _, span, _ in pieces]
+        parts: Any = np.zeros(sum(len(row) * size for row, size in zip(items, sizes, strict=True)))
+        if varying:
+            rows = [np.repeat(place[span], len(ranks)) for _, span, ranks in pieces]
+            columns = [np.tile(row, size) for row, size in zip(items, sizes, strict=True)]
+            parts = score_items(varying, alone, np.concatenate(rows), np.concatenate(columns))
+        totals: Any = None
+        if not positive:
+            users = np.repeat([user for user, _, _ in pieces], [len(row) for row in items])
+            totals = score_items(terms, history, users, np.concatenate(items))
+        for (user, span, ranks), size in zip(pieces, sizes, strict=True):
+            block, parts = np.split(parts, [size * len(ranks)])
+            block = block.reshape(size, -1) * history.data[span, None]
+            user_totals = None
+            if totals is not None:
+                user_totals, totals = np.split(totals, [len(ranks)])
+            reasons = _strongest(block, history.indices[span], user_totals, most)
+            for rank, reason in zip(ranks.tolist(), reasons, strict=True):
+                out[user][rank] = reason
     return out
+
+
+def without_trend_share(terms: Sequence[Term]) -> list[Term]:
+    """Return the terms without what a trend adds whatever the history is."""
+    return [term for term in terms if not isinstance(term, TrendShare)]
+
+
+def find_trending(
+    terms: Sequence[Term],
+    lists: Sequence[npt.NDArray[Any]],
+    reasons: Sequence[Sequence[Reasons]],
+    skipped: npt.NDArray[np.bool_],
+) -> list[list[bool]] | None:
+    """Return whether a trend adds more to each item than the weakest of its reasons.
+
+    None if the terms have no trend. `reasons` are those above 0, the strongest first; an item
+    without any is flagged if the trend adds to its score. Skipped users have no flags.
+    """
+    shares = [term.scores for term in terms if isinstance(term, TrendShare)]
+    if not shares:
+        return None
+    (share,) = shares
+    flags = []
+    for items, row, is_skipped in zip(lists, reasons, skipped, strict=True):
+        known = items < len(share)
+        added = np.where(known, share[np.where(known, items, 0)], 0.0)
+        weakest = [item[-1][1] if item else 0.0 for item in row]
+        flags.append(((added > np.array(weakest)) & ~is_skipped).tolist())
+    return flags
+
+
+def _pieces(
+    history: Csr, lists: Sequence[npt.NDArray[Any]], skipped: npt.NDArray[np.bool_]
+) -> Iterator[list[tuple[int, slice, npt.NDArray[np.int64]]]]:
+    """Yield users, the spans of their histories and ranks in their lists.
+
+    At a time, at most `PAIRS` pairs of a history item and a listed item.
+    """
+    pieces: list[tuple[int, slice, npt.NDArray[np.int64]]] = []
+    n_pairs = 0
+    ends = history.indptr.tolist()
+    for user in np.flatnonzero(~skipped & (np.diff(history.indptr) > 0)).tolist():
+        span = slice(ends[user], ends[user + 1])
+        size = span.stop - span.start
+        known, step = np.flatnonzero(lists[user] < history.shape[1]), max(1, PAIRS // size)
+        for start in range(0, len(known), step):
+            ranks = known[start : start + step]
+            if pieces and n_pairs + size * len(ranks) > PAIRS:
+                yield pieces
+                pieces, n_pairs = [], 0
+            pieces.append((user, span, ranks))
+            n_pairs += size * len(ranks)
+    if pieces:
+        yield pieces
+
+
+def _strongest(
+    block: npt.NDArray[Any],
+    items: npt.NDArray[Any],
+    totals: npt.NDArray[Any] | None,
+    most: int | None,
+) -> list[Reasons]:
+    """Return the largest contributions of each column, which sum to the total if there is one.
+
+    Without totals only contributions above 0 count.
+    """
+    sizes = -block if totals is None else -np.abs(block)
+    order = np.argsort(sizes, axis=0, kind="stable")
+    sorted_parts = np.take_along_axis(block, order, axis=0).T.astype(np.float64)
+    reasons = []
+    for number, (places, parts) in enumerate(zip(order.T, sorted_parts, strict=True)):
+        parts = parts[parts > 0] if totals is None else add_up(parts, float(totals[number]))
+        parts = parts[:most]
+        names = items[places[: len(parts)]].tolist()
+        reasons.append(list(zip(names, parts.tolist(), strict=True)))
+    return reasons
 
 
 def write_lists(path: str | os.PathLike[str], batches: Iterator[pl.DataFrame]) -> None:

@@ -9,6 +9,7 @@ from inspect import isabstract
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import scipy.sparse as sp
 
 import equipoise
@@ -16,7 +17,10 @@ from equipoise.data.interactions import Interactions, pack, unpack
 from equipoise.data.signals import Signals
 from equipoise.data.storage import LARGEST_SEED, Fields, Stored, load_directory, write_directory
 from equipoise.errors import DataError, FileFormatError
+from equipoise.models.features import Features
 from equipoise.models.lowpass import LowPass
+from equipoise.models.settings import plain
+from equipoise.models.trend import FittedTrend, Trend
 from equipoise.normalize import Normalizer
 
 if TYPE_CHECKING:
@@ -33,7 +37,7 @@ RENAMED = {
     "batch": "batch_size",
 }
 
-models: dict[str, type[Recommender]] = {}  # all classes of models, by name
+model_classes: dict[str, type[Recommender]] = {}  # all classes of models, by name
 
 Shapes = Mapping[str, tuple[int, ...] | str]
 
@@ -48,6 +52,11 @@ def save_model(model: Recommender, path: str | os.PathLike[str]) -> None:
         "state": plain(state),
         "train": data.meta,
     }
+    if model.trend_ is not None:
+        meta["trend"] = {"level": model.trend_.level, "spread": model.trend_.spread}
+        arrays = {**arrays, "trend_counts": model.trend_.counts}
+    if model._recent_users is not None:
+        arrays = {**arrays, "recent_users": model._recent_users}
     if model.estimate_ is not None:
         meta["estimate"] = model.estimate_
 
@@ -68,7 +77,8 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Recommender:
     Parameters
     ----------
     path
-        Directory that `save` wrote.
+        Directory that `save` wrote; from a URL its files are copied to the cache folder
+        (`EQUIPOISE_DATA`) first.
     verify
         Check every byte against its checksum, not only small files and samples of large ones.
     """
@@ -82,9 +92,31 @@ def _restored(stored: Stored) -> Recommender:
     model._raw_data = unpack(stored, meta.group("train"), TRAIN)
     model.interactions_ = model._weighed(model._raw_data)
     model._restore(meta.group("state"), stored)
+    if model.trend is not None:
+        model.trend_ = _restored_trend(model.trend, meta.group("trend"), stored, model)
+    if "recent_users" in stored.arrays:
+        model._recent_users = _restored_counts(stored, "recent_users", model)
+    model._list_new_items()
     if "estimate" in meta:
         model.estimate_ = _restored_estimate(meta.group("estimate"))
     return model
+
+
+def _restored_trend(
+    trend: Trend, saved: Fields, stored: Stored, model: Recommender
+) -> FittedTrend:
+    """Return the saved trend of a model, checked."""
+    counts = _restored_counts(stored, "trend_counts", model)
+    level, spread = (saved.number(name, least=0) for name in ("level", "spread"))
+    return FittedTrend(trend, counts, level, spread)
+
+
+def _restored_counts(stored: Stored, name: str, model: Recommender) -> npt.NDArray[np.float64]:
+    """Return a saved count of users per item, checked."""
+    counts = np.array(stored.finite(name, (model._fitted.n_items,)), np.float64)
+    if (counts < 0).any():
+        raise FileFormatError(f"its {name.replace('_', ' ')} have a negative number")
+    return counts
 
 
 def _restored_estimate(saved: Fields) -> dict[str, Any]:
@@ -93,6 +125,12 @@ def _restored_estimate(saved: Fields) -> dict[str, Any]:
         name: saved.text(name) for name in ("protocol", "version", "part", "data")
     }
     estimate |= {name: saved.whole(name, most=LARGEST_SEED) for name in ("n_users", "seed")}
+    for name in ("yardsticks", "periods"):
+        if name in saved:
+            numbers = saved.group(name)
+            estimate[name] = {key: numbers.number(key) for key in numbers}
+    if "verdict" in saved:
+        estimate["verdict"] = saved.text("verdict")
     values = saved.group("values")
     groups = {name: values.group(name) for name in values}
     estimate["values"] = {
@@ -106,7 +144,7 @@ def build(settings: Any) -> Recommender:
     if not isinstance(settings, dict):
         raise FileFormatError(f"settings must be a group of fields, got {settings!r}")
     fields = dict(settings)
-    kind = models.get(str(fields.pop("model", None)))
+    kind = model_classes.get(str(fields.pop("model", None)))
     if kind is None or isabstract(kind):
         raise FileFormatError(
             f"it holds a model of unknown kind {settings.get('model')!r}; if it is a class of "
@@ -117,9 +155,13 @@ def build(settings: Any) -> Recommender:
     if "normalizer" in fields:
         fields["normalizer"] = build_normalizer(fields["normalizer"])
     if fields.get("lowpass") is not None:
-        fields["lowpass"] = _build_part("low-pass companion", fields["lowpass"], [LowPass])
+        fields["lowpass"] = build_part("low-pass companion", fields["lowpass"], [LowPass])
+    if fields.get("features") is not None:
+        fields["features"] = build_part("features", fields["features"], [Features])
     if "signals" in fields:
-        fields["signals"] = _build_part("signals", fields["signals"], [Signals])
+        fields["signals"] = build_part("signals", fields["signals"], [Signals])
+    if fields.get("trend") is not None:
+        fields["trend"] = build_part("trend", fields["trend"], [Trend])
     try:
         model: Recommender = _instantiate(kind, fields)
         return model
@@ -130,11 +172,12 @@ def build(settings: Any) -> Recommender:
 def build_normalizer(settings: Any) -> Normalizer:
     """Return a normalizer from its name and fields; its class may be a user's."""
     kinds = [*reversed(Normalizer.__subclasses__()), Normalizer]
-    normalizer: Normalizer = _build_part("normalizer", settings, kinds)
+    normalizer: Normalizer = build_part("normalizer", settings, kinds)
     return normalizer
 
 
-def _build_part(part: str, settings: Any, kinds: Iterable[type]) -> Any:
+def build_part(part: str, settings: Any, kinds: Iterable[type]) -> Any:
+    """Return a part of a model from its name and fields; `part` is its name in messages."""
     fields = dict(settings) if isinstance(settings, dict) else {}
     kind = {kind.__name__: kind for kind in kinds}.get(str(fields.pop("name", "")))
     if kind is None:
@@ -155,7 +198,7 @@ def _instantiate(kind: Any, fields: dict[str, Any]) -> Any:
     return kind(**fields)
 
 
-def restored_normalizer(state: Fields, interactions: Interactions) -> Normalizer:
+def restore_normalizer(state: Fields, interactions: Interactions) -> Normalizer:
     """Return the normalizer of a fitted model; its vectors must fit the data and be finite."""
     normalizer = build_normalizer(state.group("normalizer"))
     vectors = [
@@ -168,10 +211,10 @@ def restored_normalizer(state: Fields, interactions: Interactions) -> Normalizer
     return normalizer
 
 
-def restored_lowpass(state: Fields, lowpass: LowPass | None) -> LowPass | None:
+def restore_lowpass(state: Fields, lowpass: LowPass | None) -> LowPass | None:
     """Return the companion's settings of a fitted model; older models have no separate ones."""
     if lowpass is not None and "lowpass" in state:
-        lowpass = _build_part("low-pass companion", state["lowpass"], [LowPass])
+        lowpass = build_part("low-pass companion", state["lowpass"], [LowPass])
     if lowpass is not None and lowpass.strength == "auto":
         raise FileFormatError("its low-pass companion has no strength")
     return lowpass
@@ -213,15 +256,3 @@ def sparse_from(stored: Stored, name: str, size: int, rows: int | None = None) -
     except ValueError as error:
         raise FileFormatError(f"its matrix {name!r} is damaged: {error}") from error
     return matrix
-
-
-def plain(value: Any) -> Any:
-    """Return settings as JSON values, nested dataclasses as their name and fields."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
-        return {"name": type(value).__name__, **plain(fields)}
-    if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return value.item() if isinstance(value, np.generic) else value

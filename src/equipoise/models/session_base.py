@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
+from equipoise import checks
 from equipoise.data.events import Events
 from equipoise.data.ids import SHOWN, as_list
 from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import Csr
 from equipoise.errors import DataError, SettingError
+from equipoise.models.answering import on_snapshot
 from equipoise.models.base import Recommender
 from equipoise.models.histories import (
     Request,
@@ -22,7 +25,6 @@ from equipoise.models.histories import (
     rows_or_empty,
 )
 from equipoise.models.recommendations import Recommendations
-from equipoise.models.snapshots import on_snapshot
 from equipoise.ranking.ranker import Ranked
 
 logger = logging.getLogger(__name__)
@@ -42,18 +44,24 @@ class SessionModel(Recommender):
         if not isinstance(self.repeats, bool):
             raise SettingError(f"repeats must be True or False, got {self.repeats!r}")
 
+    def _check_decays(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and checks.number(name, value) <= 0:
+                raise SettingError(f"{name} must be > 0, or None for no decay, got {value}")
+
     @abstractmethod
-    def _weigh(self, clicks: Events) -> Any:
-        """Return the weights of the clicks, sessions x items, in single precision."""
+    def _weigh_events(self, events: Events) -> Any:
+        """Return the weights of clicks in order, sessions x items, in single precision."""
 
     @staticmethod
     def _events(data: Interactions) -> Events:
         """Return the ordered clicks of the training sessions."""
-        if data.sequences is None:
+        if data._sequences is None:
             raise DataError(
                 "a session model needs ordered clicks; read with session=, gap= or time="
             )
-        return data.sequences
+        return data._sequences
 
     @property
     def _hides_seen(self) -> bool:
@@ -67,22 +75,28 @@ class SessionModel(Recommender):
         train = self._fitted
         request = parse_query(query, train, unknown)
         if isinstance(request.source, Interactions):
-            data = request.source.with_items(train.item_index, unknown=unknown.items)
-            if data.sequences is None:
-                return replace(request, history=data.matrix, trained=None)
-            clicks, all_clicks = data.sequences, request.source.sequences
+            data = request.source.with_items(train.item_index, unknown_items=unknown.items)
+            if data._sequences is None:
+                return request.with_history(data.matrix, self.item_counts_, trained=None)
+            clicks, all_clicks = data._sequences, request.source._sequences
             assert all_clicks is not None
             _warn_of_skipped(len(all_clicks.items) - len(clicks.items), [])
-            history = self._weigh(clicks)
+            history = self._weigh_events(clicks)
         elif isinstance(request.source, np.ndarray):
-            known = request.source >= 0
-            weights = self._weigh(self._events(train).take(request.source[known]))
-            history = rows_or_empty(weights, np.where(known, known.cumsum() - 1, -1))
+            history = self._history_rows(request.source)
         else:
             clicks, skipped = history_events(request.source, train.item_index, unknown)
             _warn_of_skipped(len(skipped), skipped)
-            history = self._weigh(clicks)
-        return replace(request, history=history, trained=None)
+            history = self._weigh_events(clicks)
+        return request.with_history(history, self.item_counts_, trained=None)
+
+    def _history_rows(self, positions: npt.NDArray[np.int64] | None) -> Csr:
+        clicks = self._events(self._fitted)
+        if positions is None:
+            positions = np.arange(len(clicks))
+        known = positions >= 0
+        weights: Csr = self._weigh_events(clicks.take(positions[known]))
+        return rows_or_empty(weights, np.where(known, known.cumsum() - 1, -1))
 
     @on_snapshot
     def rank(

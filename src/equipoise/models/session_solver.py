@@ -155,9 +155,9 @@ def regression(
 
     Sessions of fewer than two clicks have nothing to predict and are left out.
     """
-    assert data.sequences is not None
-    useful = np.flatnonzero(data.sequences.lengths >= 2)
-    clicks, weight = data.sequences.take(useful), session_weights[useful]
+    assert data._sequences is not None
+    useful = np.flatnonzero(data._sequences.lengths >= 2)
+    clicks, weight = data._sequences.take(useful), session_weights[useful]
     parts = []
     if mix > 0:
         sessions: Any = data.matrix[useful].astype(np.float64)

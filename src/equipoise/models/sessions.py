@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, get_args
 
@@ -16,17 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise import checks
-from equipoise.automatic import Auto
+from equipoise.automatic import Auto, check_penalty
 from equipoise.data.events import Events
 from equipoise.data.interactions import Interactions
 from equipoise.data.signals import SETTINGS
-from equipoise.data.split.session_split import reveal
 from equipoise.data.storage import Fields, Stored
 from equipoise.errors import FileFormatError, SettingError, TooBigError
-from equipoise.models.base import SearchSpace
+from equipoise.models.base import SearchSpace, atomic, names_fit_options
 from equipoise.models.histories import Request
-from equipoise.models.saving import restored_normalizer, sparse_arrays, sparse_from
+from equipoise.models.saving import restore_normalizer, sparse_arrays, sparse_from
 from equipoise.models.session_base import SessionModel
+from equipoise.models.session_choice import CHOSEN, choose
 from equipoise.models.session_solver import (
     DENSE_SHARE,
     Direction,
@@ -40,7 +40,6 @@ from equipoise.models.session_solver import (
     time_weights,
 )
 from equipoise.models.settings import EXPONENTS
-from equipoise.models.snapshots import atomic
 from equipoise.normalize import NoNorm, Normalizer, Vector, as_normalizer
 from equipoise.ranking.device import OnDevice
 from equipoise.ranking.ranker import Ranked
@@ -49,7 +48,8 @@ from equipoise.runtime.machine import free_memory, gigabytes, limited
 from equipoise.solve.cg import System
 from equipoise.solve.engine import move
 from equipoise.solve.gpu import DeviceMatrix
-from equipoise.solve.planning import plan
+from equipoise.solve.options import DTYPES, SolveOptions
+from equipoise.solve.planning import Size, plan_fit
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class SessionRegression(SessionModel):
         W = D_I^alpha C D_I^-alpha, dense; computed on demand.
     """
 
-    solve_settings: ClassVar[tuple[str, ...]] = (
+    _solve_settings: ClassVar[tuple[str, ...]] = (
         *SETTINGS,
         *("beta", "direction", "decay_position", "decay_time", "mix", "row_norm", "dropout", "l2"),
     )
@@ -95,39 +95,47 @@ class SessionRegression(SessionModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.l2 != "auto":
-            checks.non_negative("l2", self.l2)
         checks.fraction("dropout", self.dropout, one=False)
-        if self.l2 == 0 and self.dropout == 0:
-            raise SettingError("l2 and dropout must not both be 0; the solve needs a penalty")
+        check_penalty(self.l2, self.dropout)
         self.normalizer = as_normalizer(self.normalizer)
         checks.choice("row_norm", self.row_norm, ("l1", "l2", None))
-        self._check_decay("decay_inference", "decay_time")
-
-    def _check_decay(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and checks.number(name, value) <= 0:
-                raise SettingError(f"{name} must be > 0, or None for no decay, got {value}")
+        self._check_decays("decay_inference", "decay_time")
 
     def _rows(self) -> dict[str, Any]:
         """Return `mix`, `decay` and `direction` of the regression."""
         return {"mix": 1.0, "decay": None, "direction": "sr"}
 
-    def _fit(
+    @names_fit_options
+    def fit(
         self,
-        data: Interactions,
+        interactions: Any,
         *,
-        device: str,
-        engine: str,
-        dtype: str,
-        memory: str | float | None,
-    ) -> None:
+        device: str = "cpu",
+        dtype: str = "float32",
+        engine: str = "auto",
+        memory: str | float | None = None,
+        threads: int | None = None,
+    ) -> Self:
+        """Fit the model to interactions with ordered events, and return self.
+
+        Parameters
+        ----------
+        interactions, device, dtype, memory, threads
+            As for `LinearAutoencoder.fit`.
+        engine
+            "sparse" solves for an item when it is first clicked, "dense" for all items at once;
+            "auto" takes the cheaper one.
+        """
+        options = SolveOptions(
+            device=device, dtype=dtype, engine=engine, memory=memory, threads=threads
+        )
+        return self._fit_model(interactions, options)
+
+    def _fit(self, data: Interactions, options: SolveOptions) -> None:
         self._events(data)
-        options = {"device": device, "engine": engine, "dtype": dtype, "memory": memory}
+        device, dtype = options.device, options.dtype
+        engine = checks.choice("engine", options.engine, ("auto", "sparse", "dense"))
         self.chosen_ = choose(self, data, options) if self.l2 == "auto" else {}
-        checks.choice("engine", engine, ("auto", "sparse", "dense"))
-        checks.choice("dtype", dtype, ("float32", "float64"))
         normalizer = self.normalizer.resolve(data)
         system = regression(
             data,
@@ -144,7 +152,7 @@ class SessionRegression(SessionModel):
         solved = None
         if engine == "dense":
             solver = "dense" if device == "cpu" else "gpu"
-            plan(data, dtype=dtype, memory=memory, engine=solver, device=device).require()
+            plan_fit(Size.of(data, dtype), dataclasses.replace(options, engine=solver)).require()
             solved = solve_all(system, dtype, device)
         self.interactions_, self.normalizer_, self.dtype_ = data, normalizer, dtype
         self._take(system if solved is None else None, solved)
@@ -173,26 +181,24 @@ class SessionRegression(SessionModel):
 
     def _solve_key(self, normalizer: Normalizer) -> list[Any]:
         """Return everything the solve depends on, except for the data."""
-        settings = [getattr(self, name, None) for name in self.solve_settings]
+        settings = [getattr(self, name, None) for name in self._solve_settings]
         return [type(self), self.signals, normalizer.exponents()[1:], *settings]
 
-    def tunable(self) -> list[str]:
+    def _tunable(self) -> list[str]:
         """Return the settings, with the exponents of the normalizer in its place."""
-        names = [name for name in super().tunable() if name != "normalizer"]
+        names = [name for name in super()._tunable() if name != "normalizer"]
         return names + [name for name in EXPONENTS if hasattr(self.normalizer, name)]
 
-    def search_start(self, data: Interactions) -> dict[str, Any]:
-        """Return all settings, with numbers in place of "auto"."""
+    def _search_start(self, data: Interactions) -> dict[str, Any]:
         normalizer = self.normalizer.resolve(data)
         return {
-            name: getattr(self, name, getattr(normalizer, name, None)) for name in self.tunable()
+            name: getattr(self, name, getattr(normalizer, name, None)) for name in self._tunable()
         }
 
-    def search_point(self) -> dict[str, Any]:
-        """Return the family and all tunable settings, with numbers in place of "auto"."""
+    def _search_point(self) -> dict[str, Any]:
         point = {name: getattr(self.normalizer_, name, None) for name in EXPONENTS}
         point |= self.settings(resolved=True)
-        return {"family": type(self).__name__, **{name: point[name] for name in self.tunable()}}
+        return {"family": type(self).__name__, **{name: point[name] for name in self._tunable()}}
 
     def _take(self, system: System | None, dense: Any) -> None:
         self.system_, self.dense_ = system, dense
@@ -200,7 +206,12 @@ class SessionRegression(SessionModel):
             self._solved = SolvedRows(system, self.dtype_)
             self._values = system.right.data.astype(self.dtype_)
 
-    def _number(self, name: str) -> Any:
+    def _solve_roughly(self) -> None:
+        """Solve for rows with the precision that a comparison of settings needs."""
+        if self.system_ is not None:
+            self._take(dataclasses.replace(self.system_, rough=True), None)
+
+    def _chosen(self, name: str) -> Any:
         """Return a setting, as chosen from the data if l2 is "auto"."""
         return self.chosen_.get(name, getattr(self, name))
 
@@ -209,13 +220,13 @@ class SessionRegression(SessionModel):
         settings = super().settings(resolved=resolved)
         return settings | self.chosen_ if resolved else settings
 
-    def vary(self, settings: Mapping[str, Any]) -> Self:
+    def _vary(self, settings: Mapping[str, Any]) -> Self:
         """Return an unfitted copy with other settings, and with l2=10 in place of "auto"."""
-        return super().vary(settings if self.l2 != "auto" else {"l2": 10.0, **settings})
+        return super()._vary(settings if self.l2 != "auto" else {"l2": 10.0, **settings})
 
     def _penalty(self, data: Interactions, normalizer: Normalizer) -> Vector:
         # L = l2 I + p/(1-p) D_I
-        l2, dropout = self._number("l2"), self._number("dropout")
+        l2, dropout = self._chosen("l2"), self._chosen("dropout")
         odds = dropout / (1 - dropout)
         penalty = l2 * normalizer.penalty_scale(data.n_items) + odds * data.item_counts
         return np.where(penalty > 0, penalty, 1.0)
@@ -228,7 +239,7 @@ class SessionRegression(SessionModel):
             self.dense_ = move(self.dense_, device, zero_diagonal=False)
         return self
 
-    def terms(self, alpha: float | None = None) -> list[Term]:
+    def _terms(self, alpha: float | None = None) -> list[Term]:
         """Return W = D_I^alpha C D_I^-alpha as one term, with its diagonal."""
         _ = self._fitted
         source, target = self.normalizer_.item_scales(self.item_counts_, alpha)
@@ -259,7 +270,7 @@ class SessionRegression(SessionModel):
             C = self.system_.rows(np.arange(n_items), self.dtype_)
         return np.asarray(source[:, None] * C * target, self.dtype_)
 
-    def _ranked(self, terms: list[Term], request: Request, k: int, **options: Any) -> Ranked:
+    def _ranked(self, terms: Sequence[Term], request: Request, k: int, **options: Any) -> Ranked:
         """Rank in batches, for which the rows of C are solved first."""
         if not isinstance(terms[0], OnDemand):
             return super()._ranked(terms, request, k, **options)
@@ -271,12 +282,13 @@ class SessionRegression(SessionModel):
                 parts.append((rows, super()._ranked(terms, batch, k, **options)))
         return Ranked.joined(parts)
 
-    def _refit_options(self) -> dict[str, Any]:
+    def _refit_options(self) -> SolveOptions:
         engine = "sparse" if self.dense_ is None else "dense"
-        return {**super()._refit_options(), "engine": engine, "dtype": self.dtype_}
+        return SolveOptions(engine=engine, dtype=self.dtype_)
 
-    def _weigh(self, clicks: Events) -> Any:
-        return recency(clicks, self._fitted.n_items, self._number("decay_inference"))
+    def _weigh_events(self, events: Events) -> Any:
+        """Return the weights of clicks, by their distance from the last one."""
+        return recency(events, self._fitted.n_items, self._chosen("decay_inference"))
 
     def _state(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
         state: dict[str, Any] = {"normalizer": self.normalizer_, "dtype": self.dtype_}
@@ -291,10 +303,10 @@ class SessionRegression(SessionModel):
 
     def _restore(self, state: Fields, stored: Stored) -> None:
         n_items = len(self.item_index_)
-        if self.interactions_.sequences is None:
+        if self.interactions_._sequences is None:
             raise FileFormatError("its sessions have no events")
-        self.normalizer_ = restored_normalizer(state, self.interactions_)
-        self.dtype_ = state.text("dtype", ("float32", "float64"))
+        self.normalizer_ = restore_normalizer(state, self.interactions_)
+        self.dtype_ = state.text("dtype", DTYPES)
         self.chosen_ = _restored_choice(self, state.group("chosen")) if "chosen" in state else {}
         if (self.l2 == "auto") != bool(self.chosen_):
             raise FileFormatError("its l2 and its chosen settings contradict each other")
@@ -313,62 +325,19 @@ class SessionRegression(SessionModel):
         self._take(System(parts["inputs"], parts["targets"], diagonal, parts["right"]), None)
 
 
-# Candidates of `choose`: settings that were best on sessions of shops, each with three decays.
-CHOICES: tuple[dict[str, Any], ...] = (
-    {"l2": 10.0, "dropout": 0.0, "mix": 0.5, "decay_position": 1.0},
-    {"l2": 3.0, "dropout": 0.5, "mix": 0.8, "decay_position": 2.0},
-    {"l2": 10.0, "dropout": 0.0, "mix": 0.2, "decay_position": 1.0},
-)
-DECAYS = (1.0, 2.0, 4.0)
-HELD_OUT = 300  # sessions, a tenth of the data at most
-LISTED = 20
-
-
-def choose(
-    model: SessionRegression, data: Interactions, options: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the settings with the best MRR@20 on the last sessions, which are held out.
-
-    The normalizer stays: one that favours the long tail costs hits, a trade-off for the user.
-    """
-    order = np.arange(data.n_users)
-    if data.events is not None and data.events.times is not None:
-        order = np.argsort(data.events.last_times, kind="stable")
-    cut = data.n_users - min(HELD_OUT, data.n_users // 10)
-    train = data.rows(order[:cut])
-    known = train.item_counts > 0
-    history, target = reveal(data.rows(order[cut:]).columns(known))
-    train = train.columns(known)
-    names = [field.name for field in dataclasses.fields(model)]
-    best, best_settings = -1.0, {**CHOICES[0], "decay_inference": DECAYS[0]}
-    tried: list[dict[str, Any]] = []
-    for choice in CHOICES if history.n_users else ():
-        settings = {name: value for name, value in choice.items() if name in names}
-        if settings in tried:  # choices may differ only in settings that the model lacks
-            continue
-        tried.append(settings)
-        first = model.vary(settings).fit(train, **options)
-        for decay in DECAYS:
-            variant = first.vary({**settings, "decay_inference": decay}).reuse(first)
-            lists = variant.rank(history, LISTED).items
-            hits = lists == target.matrix.indices[:, None]
-            mrr = float((hits / np.arange(1, lists.shape[1] + 1)).sum() / len(hits))
-            logger.info("%s: MRR@20 %.4f", variant.summary(), mrr)
-            if mrr > best:
-                best, best_settings = mrr, {**settings, "decay_inference": decay}
-    return {name: value for name, value in best_settings.items() if name in names}
-
-
 def _restored_choice(model: SessionRegression, saved: Fields) -> dict[str, Any]:
-    chosen = {name: saved.number(name) for name in saved}
+    chosen = {
+        name: saved.text(name, get_args(Direction)) if name == "direction" else saved.number(name)
+        for name in saved
+    }
     names = {field.name for field in dataclasses.fields(model)}
-    if chosen.keys() != {*CHOICES[0], "decay_inference"} & names:
+    if not {"l2", "dropout", "decay_inference"} <= chosen.keys() <= CHOSEN & names:
         raise FileFormatError(f"its chosen settings are not those of {type(model).__name__}")
-    model.vary(chosen)  # checks the numbers
+    model._vary(chosen)  # checks the values
     return chosen
 
 
-SEARCHED = {"l2": (1.0, 10.0, 100.0), "decay_inference": (1.0, 2.0, 4.0)}
+SEARCHED = {"l2": (1.0, 10.0, 100.0), "decay_inference": (1.0, 2.0, 4.0, 8.0, 32.0)}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -384,8 +353,8 @@ class SLIS(SessionRegression):
     ----------
     l2
         lambda, the ridge penalty; 1 to 100. "auto" chooses it together with `dropout`,
-        `decay_inference`, and `mix` and `decay_position` if a model has them: by the next click
-        in the last sessions, which are held out.
+        `decay_inference`, and `mix`, `decay_position` and `direction` if a model has them: by
+        MRR@20 in the last sessions, which are held out, with up to 16 fits.
     dropout
         p, penalises popular items in proportion; 0 to 0.9.
     normalizer
@@ -458,11 +427,12 @@ class SLIT(SessionRegression):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_decay("decay_position")
+        self._check_decays("decay_position")
         checks.choice("direction", self.direction, get_args(Direction))
 
     def _rows(self) -> dict[str, Any]:
-        return {"mix": 0.0, "decay": self._number("decay_position"), "direction": self.direction}
+        decay, direction = self._chosen("decay_position"), self._chosen("direction")
+        return {"mix": 0.0, "decay": decay, "direction": direction}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -475,7 +445,8 @@ class SLIST(SLIT):
     Parameters
     ----------
     mix
-        a, the share of whole sessions: 1 is SLIS, 0 is SLIT.
+        a, the share of whole sessions: 1 is SLIS, 0 is SLIT. ``l2="auto"`` chooses it too, and
+        so the family.
     l2, dropout, normalizer, row_norm, decay_inference, decay_time, repeats
         As for `SLIS`.
     decay_position, direction
@@ -494,10 +465,10 @@ class SLIST(SLIT):
     search_space: ClassVar[SearchSpace] = {
         **SEARCHED,
         "decay_position": (0.5, 1.0, 2.0),
-        "mix": (0.2, 0.4, 0.6, 0.8),
+        "mix": (0.0, 0.2, 0.5, 0.8, 1.0),
     }
 
-    # ahead of V-SkNN on every set of docs/sessions.md
+    # ahead of V-SkNN on every set of docs/evidence-sessions.md
     l2: float | Auto = 3.0
     dropout: float = 0.5
     decay_position: float | None = 2.0
@@ -508,4 +479,4 @@ class SLIST(SLIT):
         checks.fraction("mix", self.mix)
 
     def _rows(self) -> dict[str, Any]:
-        return {**super()._rows(), "mix": self._number("mix")}
+        return {**super()._rows(), "mix": self._chosen("mix")}

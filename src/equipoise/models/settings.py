@@ -7,15 +7,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
+import numpy as np
+
 from equipoise.data.interactions import Interactions
 from equipoise.data.signals import SETTINGS, Signals
+from equipoise.display.notebook import fragment, table
 from equipoise.errors import SettingError
-from equipoise.models.saving import plain
-from equipoise.models.snapshots import atomic
+from equipoise.models.trend import SETTINGS as TREND_SETTINGS
+from equipoise.models.trend import Trend
 
 EXPONENTS = ("alpha", "beta", "gamma")
 # settings of a model's parts that `tune` varies, by part
-PARTS = {"normalizer": EXPONENTS, "lowpass": ("strength", "exponent"), "signals": SETTINGS}
+PARTS = {
+    "normalizer": EXPONENTS,
+    "lowpass": ("strength", "exponent"),
+    "features": ("feature_strength",),
+    "signals": SETTINGS,
+    "trend": TREND_SETTINGS,
+}
+# fields of a part that a search calls otherwise: `strength` is that of a LowPass
+FIELDS = {"feature_strength": "strength"}
+SHARED_PARTS = ("signals", "trend")  # parts that any model can have; None is left out
 
 
 @dataclass(kw_only=True, eq=False)
@@ -23,6 +35,7 @@ class Configured:
     """Settings as fields of a dataclass; parts such as a normalizer are dataclasses too."""
 
     signals: Signals | None = field(default=None, repr=False)
+    trend: Trend | None = field(default=None, repr=False)
 
     @property
     def label(self) -> str:
@@ -36,10 +49,10 @@ class Configured:
         With `resolved`, a fitted model has numbers in place of "auto".
         """
         values = self.get_params(deep=False)
-        signals = values.pop("signals", None)
+        shared = {name: values.pop(name, None) for name in SHARED_PARTS}
         if resolved:
             values = {name: getattr(self, f"{name}_", value) for name, value in values.items()}
-        values |= {} if signals is None else {"signals": signals}
+        values |= {name: part for name, part in shared.items() if part is not None}
         return {"model": type(self).__name__, **plain(values)}
 
     def summary(self) -> str:
@@ -50,6 +63,18 @@ class Configured:
         'EASE l2=100 DAN(alpha=0.2, beta=0.3)'
         """
         return in_words(self.settings(resolved=True))
+
+    def _repr_html_(self) -> str:
+        settings = self.settings(resolved=True)
+        title = str(settings.pop("model"))
+        rows = [
+            (name, in_words({"": value}) if isinstance(value, Mapping) else _short(value))
+            for name, value in settings.items()
+            if value is not None
+        ]
+        data = vars(self).get("interactions_")
+        rows.append(("fitted to", "no data yet" if data is None else str(data)))
+        return fragment(title, table(["setting", "value"], rows, words=2))
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return the settings by name, as in scikit-learn.
@@ -64,7 +89,6 @@ class Configured:
                 values |= {f"{name}__{inner}": getattr(part, inner) for inner in names}
         return values
 
-    @atomic
     def set_params(self, **params: Any) -> Self:
         """Change settings by their names in `get_params`; the model has to be fitted again."""
         changes: dict[str, Any] = {}
@@ -84,42 +108,47 @@ class Configured:
         return cast(Self, dataclasses.replace(cast(Any, self)))
 
     @classmethod
-    def prototype(cls) -> Self:
+    def _prototype(cls) -> Self:
         """Return the model that `tune` varies if it is passed the class."""
         return cls()
 
-    def tunable(self) -> list[str]:
+    def _tunable(self) -> list[str]:
         """Return the names of the settings that `tune` can vary."""
-        names = [name for name in self.get_params(deep=False) if name != "signals"]
-        return [*names, *self._signal_settings()]
+        names = [name for name in self.get_params(deep=False) if name not in SHARED_PARTS]
+        return [*names, *self._shared_settings()]
 
-    def _signal_settings(self) -> dict[str, Any]:
-        """Return the settings of the signals that `tune` can vary, by name."""
-        if self.signals is None:
-            return {}
-        return {name: getattr(self.signals, name) for name in SETTINGS}
+    def _shared_settings(self) -> dict[str, Any]:
+        """Return the settings of signals and trend that `tune` can vary, by name."""
+        parts = {name: getattr(self, name) for name in SHARED_PARTS}
+        return {
+            name: getattr(part, name)
+            for part_name, part in parts.items()
+            if part is not None
+            for name in PARTS[part_name]
+        }
 
-    def vary(self, settings: Mapping[str, Any]) -> Self:
+    def _vary(self, settings: Mapping[str, Any]) -> Self:
         """Return an unfitted copy with other settings, those of its parts included."""
         changes = dict(settings)
         for part_name, names in PARTS.items():
             part = getattr(self, part_name, None)
             if part is not None:
                 moved = [name for name in names if name in changes and not hasattr(self, name)]
-                inner = {name: changes.pop(name) for name in moved}
+                inner = {FIELDS.get(name, name): changes.pop(name) for name in moved}
                 changes |= {part_name: dataclasses.replace(part, **inner)} if inner else {}
         return cast(Self, dataclasses.replace(cast(Any, self), **changes))
 
-    def search_start(self, data: Interactions) -> dict[str, Any]:
+    def _search_start(self, data: Interactions) -> dict[str, Any]:
         """Return the settings that a search begins with, with numbers in place of "auto"."""
-        signals = self._signal_settings()
-        return {name: signals.get(name, getattr(self, name, None)) for name in self.tunable()}
+        shared = self._shared_settings()
+        return {name: shared.get(name, getattr(self, name, None)) for name in self._tunable()}
 
-    def search_point(self) -> dict[str, Any]:
+    def _search_point(self) -> dict[str, Any]:
         """Return the family and the settings of a fitted model, as a row of `Tuned.trials`."""
         settings = self.settings()
-        settings.pop("signals", None)
-        return {"family": settings.pop("model"), **settings, **self._signal_settings()}
+        for part in SHARED_PARTS:
+            settings.pop(part, None)
+        return {"family": settings.pop("model"), **settings, **self._shared_settings()}
 
 
 def in_words(settings: Mapping[str, Any]) -> str:
@@ -144,3 +173,15 @@ def _short(value: Any) -> str:
         shown = "/".join(map(_short, value[:4]))
         return shown if len(value) <= 4 else f"{shown}/..."
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def plain(value: Any) -> Any:
+    """Return settings as JSON values, nested dataclasses as their name and fields."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
+        return {"name": type(value).__name__, **plain(fields)}
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value.item() if isinstance(value, np.generic) else value

@@ -19,12 +19,12 @@ from scipy.linalg import cholesky, solve_triangular
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import Csr
 from equipoise.data.readers import read
-from equipoise.data.readers.frames import is_frame
+from equipoise.data.tables import is_frame
 from equipoise.errors import DataError, SettingError, SolveError
 from equipoise.normalize import CustomNorm
 from equipoise.runtime.machine import free_memory, gigabytes
 from equipoise.solve.dense import TOLERANCE, add_outer, mirror, residual_and_level
-from equipoise.solve.engine import Solved
+from equipoise.solve.engine import Solved, System
 from equipoise.solve.planning import Size, update_cost
 
 if TYPE_CHECKING:
@@ -36,23 +36,14 @@ PAYS = 0.2  # largest rank of an update, as a share of n, that beats a new solve
 
 
 @dataclass(frozen=True, eq=False)
-class LinearSystem:
-    """A = X^T W X + diag(penalty), whose inverse is P."""
-
-    data: Interactions
-    user_weights: npt.NDArray[np.float64]
-    penalty: npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
 class Change:
     """A system before and after an update; items may be added but not removed.
 
     `lowpass_rank` is that of the companion, which is fitted anew.
     """
 
-    before: LinearSystem
-    after: LinearSystem
+    before: System
+    after: System
     lowpass_rank: int = 0
 
 
@@ -68,19 +59,20 @@ def update_linear(
     if raw_data.fingerprint == model.data_fingerprint_:
         return
     new = model._weighed(raw_data)
-    model._raw_data = raw_data
     normalizer, numbers = model.normalizer_, (model.l2_, model.dropout_)  # "auto" stays resolved
+    before = model._system(old, normalizer, model.penalty_)
+    model._raw_data = raw_data
+    if model.item_features_ is not None:  # so does the vocabulary
+        model.item_features_ = model.item_features_.on(new)
     penalty = model._penalty(new, normalizer, *numbers)
-    change = Change(
-        LinearSystem(old, normalizer.user_weights(old), model.penalty_),
-        LinearSystem(new, normalizer.user_weights(new), penalty),
-        model._lowpass_rank,
-    )
-    solved = model.solution_.updated(change)
+    after = model._system(new, normalizer, penalty)
+    solved = model.solution_.updated(Change(before, after, model._lowpass_rank))
     if solved is None:
-        model._solve(new, normalizer, numbers, **model.solution_.solve_options())
+        model._solve(new, normalizer, numbers, model.solution_.solve_options())
     else:
         model._take(new, normalizer, numbers, penalty, solved)
+    model._fit_trend()
+    model._list_new_items()
 
 
 def updated_array(P: npt.NDArray[Any], change: Change) -> Solved | None:
@@ -99,7 +91,7 @@ def updated_array(P: npt.NDArray[Any], change: Change) -> Solved | None:
     unit = (np.ones(len(touched)), (np.arange(len(touched)), touched))
     diagonal = sp.csr_array(unit, shape=(len(touched), n_items))
     changed: Csr = sp.vstack([rows, diagonal], format="csr")
-    larger = grown(P, start_penalty)
+    larger = with_new_items(P, start_penalty)
     return _updated(larger, after, changed, np.concatenate([weights, moved[touched]]))
 
 
@@ -109,7 +101,7 @@ def _pays(change: Change, rank: int, dtype: str) -> bool:
     if rank > PAYS * new.n_items:
         logger.info("rank %d of %d: solving again", rank, new.n_items)
         return False
-    size = Size(new.n_users, new.n_items, new.n_interactions, dtype, change.lowpass_rank)
+    size = Size.of(new, dtype, change.lowpass_rank)
     needed, free = update_cost(size, rank).peak_bytes, free_memory()
     if needed > free:
         sizes = gigabytes(needed), gigabytes(free)
@@ -118,7 +110,7 @@ def _pays(change: Change, rank: int, dtype: str) -> bool:
 
 
 def _updated(
-    P: npt.NDArray[Any], after: LinearSystem, rows: Csr, weights: npt.NDArray[np.float64]
+    P: npt.NDArray[Any], after: System, rows: Csr, weights: npt.NDArray[np.float64]
 ) -> Solved | None:
     """Change A by R^T diag(w) R in its inverse P, in place; None if it is not accurate.
 
@@ -131,7 +123,7 @@ def _updated(
     except SolveError:
         logger.info("the updated matrix is not positive definite: solving again")
         return None
-    system = after.data.matrix, after.user_weights, after.penalty
+    system = after.matrix, after.weights, after.penalty
     residual, level = residual_and_level(P, *system)
     limit = min(level * len(P) ** 0.5, TOLERANCE[P.dtype.name])
     if not residual <= limit:
@@ -175,12 +167,39 @@ def changed_data(
     touched = new.user_index.positions(removed.users, unknown="skip")
     emptied = np.zeros(new.n_users, np.bool_)
     emptied[touched[touched >= 0]] = True
-    emptied &= new.empty_users
+    emptied &= new._empty_users
     return new.rows(~emptied) if emptied.any() else new
 
 
-def gram_change(old: LinearSystem, new: LinearSystem) -> tuple[Csr, npt.NDArray[np.float64]]:
-    """Return rows R and weights w with G_new - G_old = R^T diag(w) R, from the changed users."""
+def gram_change(old: System, new: System) -> tuple[Csr, npt.NDArray[np.float64]]:
+    """Return rows R and weights w with A_new - A_old = R^T diag(w) R, without the penalty.
+
+    They are those of the users that changed, and of the features that did.
+    """
+    rows, weights = _user_change(old, new)
+    if new.features is None or not new.has_features:
+        return rows, weights
+    of_features, feature_weights = _feature_change(old, new)
+    stacked: Csr = sp.vstack([rows, of_features], format="csr")
+    return stacked, np.concatenate([weights, feature_weights])
+
+
+def _feature_change(old: System, new: System) -> tuple[Csr, npt.NDArray[np.float64]]:
+    """Return the rows of features after and before the change, where they differ."""
+    assert old.features is not None
+    assert new.features is not None
+    after: Csr = new.features.T.tocsr()
+    narrow: Csr = old.features.T.tocsr()
+    before: Csr = sp.csr_array((narrow.data, narrow.indices, narrow.indptr), shape=after.shape)
+    difference: Csr = (after - before).tocsr()
+    difference.eliminate_zeros()
+    differs = np.diff(difference.indptr) > 0
+    rows: Csr = sp.vstack([after[differs], before[differs]], format="csr")
+    weights = np.full(int(differs.sum()), new.feature_weight)
+    return rows, np.concatenate([weights, -weights])
+
+
+def _user_change(old: System, new: System) -> tuple[Csr, npt.NDArray[np.float64]]:
     before, after = old.data.with_items(new.data.item_index), new.data
     match = after.user_index.positions(before.users, unknown="skip")
     stays = match >= 0
@@ -221,7 +240,7 @@ def low_rank_update(P: npt.NDArray[Any], rows: Csr, weights: npt.NDArray[np.floa
         mirror(P)
 
 
-def grown(P: npt.NDArray[Any], penalty: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
+def with_new_items(P: npt.NDArray[Any], penalty: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
     """Return a copy of P with a row 1 / penalty on the diagonal for each new item."""
     larger = np.zeros((len(penalty), len(penalty)), P.dtype)
     larger[: len(P), : len(P)] = P

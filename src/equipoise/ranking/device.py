@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.data.matrix import Csr
-from equipoise.ranking.ranker import Job, Ranked, score, sum_dtype
+from equipoise.ranking.ranker import Job, Ranked, constant_scores, score, sum_dtype
 from equipoise.ranking.terms import Adder, Rows, ScaledTerm, Term
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.torch_backend import Tensor, load_torch, send
@@ -100,7 +100,11 @@ class _Scorer:
         here = sorted((f for _, f in factors if f is not None), key=lambda f: f[1] is not None)
         self.device = here[0][0].device
         self._here = [tuple(map(self.send, parts)) for parts in here]
-        self._host = [term for term, parts in factors if parts is None]
+        others = [term for term, parts in factors if parts is None]
+        self._host = [term for term in others if term.constant is None]
+        self._constant: Tensor | None = None
+        if len(self._host) < len(others):
+            self._constant = self.send(constant_scores(others, len(here[0][3])))
 
     def scores(self, history: Csr) -> Tensor:
         """Return the scores of all items for these histories."""
@@ -127,6 +131,8 @@ class _Scorer:
                 include_last_offset=True,
             )
             part = (part if right is None else part @ right).mul_(target)
+            if total is None and self._constant is not None:
+                part = part.add_(self._constant)  # first, as on the host
             total = part if total is None else total.add_(part)
         return total
 

@@ -412,3 +412,24 @@ def sort_heaps(items: Positions, best: Floats, lengths: Positions) -> None:
             score, item = heap[size], listed[size]
             heap[size], listed[size] = heap[0], listed[0]
             _sink(listed, heap, size, item, score)
+
+
+@compiled
+def select_allowed(
+    scores: Floats,
+    low: int,
+    allowed: Any,
+    items: Positions,
+    best: Floats,
+    lengths: Positions,
+    bad: Any,
+) -> None:
+    """Offer a block of scores to the heaps like `select`, without the items that are not allowed.
+
+    `allowed` has a flag for every item, not only for those of the block.
+    """
+    for user in range(scores.shape[0]):
+        row = scores[user]
+        for j in range(len(row)):
+            row[j] = row[j] if allowed[low + j] else -np.inf
+    select(scores, low, items, best, lengths, bad)

@@ -186,5 +186,4 @@ class _LeftOutUsers:
         return growth, product[:, size + 1 :]
 
     def _without_padding(self, values: Tensor) -> Tensor:
-        """Return the values of the users' items in one row."""
         return values.flatten()[self._inside]

@@ -1,4 +1,4 @@
-"""Lists re-ranked under rules: pins first, at most n items with the same label, diversity.
+"""Lists re-ranked under rules: pins first, at most n items with the same attribute, diversity.
 
 A list is filled place by place from a user's best items. The number of candidates this needs is
 not known in advance, so it is quadrupled until the list is the one that all items would give.
@@ -88,7 +88,7 @@ class _Selection:
         # an item beyond the candidates has at most the value of the last one without a penalty
         has_more = (ranked.lengths == width) & (width < self.terms[0].n_items)
         border = np.where(has_more, (1 - diversity) * relevance[:, -1], NEVER)
-        # for each candidate, the number of listed items that share each of its label values
+        # for each candidate, the number of listed items that share each of its attribute values
         shared = [
             np.zeros((n_users, width, quota.codes.shape[1]), np.int32)
             for quota in self.rules.quotas
@@ -151,7 +151,6 @@ class _Selection:
         shared: list[npt.NDArray[np.int32]],
         nearest: Floats,
     ) -> None:
-        """Update shared labels and similarities after an item was listed for each user."""
         items = self.ranked.items[users]
         for counts, quota in zip(shared, self.rules.quotas, strict=True):
             candidate_codes = quota.codes[items]

@@ -125,7 +125,6 @@ def _gram_product(indptr: Any, indices: Any, data: Any, Y: Any, out: Any) -> Non
 
 @compiled
 def _product(indptr: Any, indices: Any, data: Any, Y: Any, out: Any) -> None:
-    """Add A Y to `out`."""
     lanes = Y.shape[1]
     for row in range(len(indptr) - 1):
         total = out[row]

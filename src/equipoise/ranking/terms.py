@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse as sp
 
 from equipoise.errors import DataError
 from equipoise.ranking.kernels import (
@@ -42,7 +44,7 @@ class Rows:
 
     def weights(self, source: npt.NDArray[Any], dtype: np.dtype[Any]) -> Floats:
         """Return value times source for each stored pair."""
-        scale = source[self.indices].astype(dtype, copy=False)
+        scale = source.take(self.indices).astype(dtype, copy=False)
         return np.asarray(self.values.astype(dtype, copy=False) * scale)
 
 
@@ -82,6 +84,10 @@ class Term(ABC):
         """
         return None
 
+    def scaled(self, factors: npt.NDArray[np.float64]) -> Term:
+        """Return a term whose score of each item is multiplied."""
+        return Scaled(self, factors.astype(self.dtype))
+
 
 class ScaledTerm(Term):
     """Base of the terms with a factor for each item of the history and each item scored."""
@@ -97,8 +103,17 @@ class ScaledTerm(Term):
     @property
     def common(self) -> tuple[int, ...]:
         """A key that is equal for living terms that differ in their scales alone."""
-        names = (name for name in vars(self) if name not in ("source", "target"))
-        return tuple(id(getattr(self, name)) for name in names)
+        names = (field.name for field in fields(self))  # type: ignore[arg-type]
+        return tuple(id(getattr(self, name)) for name in names if name not in ("source", "target"))
+
+    @cached_property
+    def _plain_target(self) -> Floats:
+        return _plain(self.target, self.dtype)
+
+    def scaled(self, factors: npt.NDArray[np.float64]) -> Term:
+        """Return a term whose score of each item is multiplied."""
+        target = self.target * factors.astype(self.dtype)
+        return replace(self, target=target)  # type: ignore[type-var]
 
     def _check_scales(self) -> None:
         source, target = self.source.shape, self.target.shape
@@ -138,11 +153,14 @@ class Dense(ScaledTerm):
         """Precision of the sums."""
         return np.result_type(self.matrix.dtype, np.float32)
 
+    @cached_property
+    def _plain_matrix(self) -> npt.NDArray[Any]:
+        return _plain(self.matrix)
+
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to a block of columns."""
-        matrix, weights = _plain(self.matrix), rows.weights(self.source, self.dtype)
-        history = rows.indptr, rows.indices, weights
-        target = _plain(self.target, self.dtype)
+        matrix, target = self._plain_matrix, self._plain_target
+        history = rows.indptr, rows.indices, rows.weights(self.source, self.dtype)
 
         def add(scores: Floats, low: int) -> None:
             add_rows(scores, low, matrix, *history, target, self.zero_diagonal)
@@ -183,7 +201,7 @@ class Sparse(ScaledTerm):
         ends = self.indptr[rows.indices + 1].astype(np.int64)
         matrix = _plain(self.data), _plain(self.indices), cursor, ends
         history = rows.indptr, rows.indices, rows.weights(self.source, self.dtype)
-        target = _plain(self.target, self.dtype)
+        target = self._plain_target
 
         def add(scores: Floats, low: int) -> None:
             add_sparse_rows(scores, low, *matrix, *history, target, self.zero_diagonal)
@@ -241,7 +259,7 @@ class LowRank(ScaledTerm):
 
     def product(self, hidden: Floats) -> Adder:
         """Return a function that adds ``hidden @ right * target`` to a block of columns."""
-        right, target = _plain(self.right), _plain(self.target, self.dtype)
+        right, target = _plain(self.right), self._plain_target
         everything = np.arange(len(right), dtype=np.int32)
 
         def add(scores: Floats, low: int) -> None:
@@ -304,7 +322,7 @@ class Dual(ScaledTerm):
         through = np.ascontiguousarray(self._through_core(sums).T)
         values = self.data.astype(self.dtype, copy=False)
         diagonal = (weights * self.diagonal[rows.indices]).astype(self.dtype)
-        target = _plain(self.target, self.dtype)
+        target = self._plain_target
 
         def add(scores: Floats, low: int) -> None:
             items = values, users, starts
@@ -351,6 +369,240 @@ class Constant(Term):
 
         def add(scores: Floats, low: int) -> None:
             scores += self.scores[low : low + scores.shape[1]]
+
+        return add
+
+    def scaled(self, factors: npt.NDArray[np.float64]) -> Term:
+        """Return a term whose score of each item is multiplied."""
+        return Constant(self.scores * factors.astype(self.dtype))
+
+
+class TrendShare(Constant):
+    """What a trend adds to the score of each item, beside the share of the history."""
+
+
+@dataclass(frozen=True, eq=False)
+class DerivedTerm(Term):
+    """Base of the terms computed from another one: items, precision and buffers are the same."""
+
+    term: Any
+
+    @property
+    def n_items(self) -> int:
+        """Number of items."""
+        return int(self.term.n_items)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Precision of the sums."""
+        dtype: np.dtype[Any] = self.term.dtype
+        return dtype
+
+    @property
+    def buffer_size(self) -> int:
+        """Numbers that an adder stores for each user."""
+        return int(self.term.buffer_size)
+
+    @property
+    def wide_blocks(self) -> bool:  # type: ignore[override]
+        """Whether many items at once are cheaper than few."""
+        return bool(self.term.wide_blocks)
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled(DerivedTerm):
+    """The scores of another term, each item's multiplied by a factor."""
+
+    term: Term
+    scale: npt.NDArray[Any]
+
+    def adder(self, rows: Rows) -> Adder:
+        """Return a function that adds the scaled scores to a block of columns."""
+        add_unscaled = self.term.adder(rows)
+
+        def add(scores: Floats, low: int) -> None:
+            block = np.zeros(scores.shape, self.dtype)
+            add_unscaled(block, low)
+            scores += block * self.scale[low : low + scores.shape[1]]
+
+        return add
+
+
+@dataclass(frozen=True, eq=False)
+class Mixtures:
+    """New items as mixtures of known ones, among the items of a model.
+
+    The known items come first, then those added later; known items without users are new too.
+
+    Parameters
+    ----------
+    n_items
+        Number of all items.
+    positions
+        Positions of the new items, ascending.
+    weights
+        Known items x new items.
+    """
+
+    n_items: int
+    positions: npt.NDArray[np.int64]
+    weights: Any
+
+    @cached_property
+    def described(self) -> npt.NDArray[np.bool_]:
+        """Mask over all items of the new ones that are like any known item."""
+        mask = np.zeros(self.n_items, np.bool_)
+        mask[self.positions] = np.diff(self._by_item.indptr) > 0
+        return mask
+
+    @cached_property
+    def _by_item(self) -> Any:
+        """The weights as CSR, a row for each new item."""
+        rows = self.weights.T.tocsr()
+        rows.sort_indices()
+        return rows
+
+    @cached_property
+    def _place(self) -> npt.NDArray[np.int64]:
+        """Row of each item in `_by_item`, -1 for known items."""
+        place = np.full(self.n_items, -1, np.int64)
+        place[self.positions] = np.arange(len(self.positions))
+        return place
+
+    def known_items(self, rows: Rows) -> Rows:
+        """Return histories in which each new item is replaced by the known ones it is like."""
+        place = self._place[rows.indices]
+        if (place < 0).all():
+            return rows
+        by_item, n_known = self._by_item, self.weights.shape[0]
+        user = np.repeat(np.arange(len(rows)), np.diff(rows.indptr))
+        is_new = place >= 0
+        stays = sp.csr_array(
+            (rows.values[~is_new], (user[~is_new], rows.indices[~is_new])),
+            shape=(len(rows), n_known),
+        )
+        new = sp.csr_array(
+            (rows.values[is_new], (user[is_new], place[is_new])),
+            shape=(len(rows), by_item.shape[0]),
+        )
+        mixed = (stays + new @ by_item).tocsr()
+        mixed.sort_indices()
+        parts = mixed.indptr.astype(np.int64), mixed.indices.astype(np.int32)
+        return Rows(*parts, mixed.data.astype(np.float32), rows.users)
+
+    def means(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return values of known items with those of new ones: means over what they are like."""
+        positive = self._by_item.maximum(0)
+        total = np.asarray(positive.sum(axis=1)).ravel()
+        sums = positive @ values
+        out = np.zeros(self.n_items)
+        out[: len(values)] = values
+        out[self.positions] = np.divide(sums, total, out=np.zeros_like(sums), where=total > 0)
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Known(DerivedTerm):
+    """The scores of another term, which has the known items only."""
+
+    term: Term
+    mixtures: Mixtures
+
+    @property
+    def n_items(self) -> int:
+        """Number of items, new ones included."""
+        return self.mixtures.n_items
+
+    def scaled(self, factors: npt.NDArray[np.float64]) -> Term:
+        """Return a term whose score of each item is multiplied."""
+        return Known(self.term.scaled(factors[: self.term.n_items]), self.mixtures)
+
+    def adder(self, rows: Rows) -> Adder:
+        """Return a function that adds the scores of known items to a block of columns."""
+        add_known = self.term.adder(self.mixtures.known_items(rows))
+        n_known = self.term.n_items
+
+        def add(scores: Floats, low: int) -> None:
+            width = min(scores.shape[1], n_known - low)
+            if width == scores.shape[1]:
+                add_known(scores, low)
+            elif width > 0:
+                block = np.ascontiguousarray(scores[:, :width])
+                add_known(block, low)
+                scores[:, :width] = block
+
+        return add
+
+
+@dataclass(frozen=True, eq=False)
+class NewColumns(Term):
+    """Scores ``x @ columns * target`` of new items; those like no known item are never listed.
+
+    Parameters
+    ----------
+    columns
+        Known items x new items: an array, or CSR with sorted columns.
+    target
+        A factor for each new item; with 0 the item is not listed.
+    mixtures
+        Where the new items are, and what they are like.
+    """
+
+    columns: Any
+    target: npt.NDArray[Any]
+    mixtures: Mixtures
+
+    @property
+    def n_items(self) -> int:
+        """Number of items, known ones included."""
+        return self.mixtures.n_items
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Precision of the sums."""
+        dtype: np.dtype[Any] = self.columns.dtype
+        return dtype
+
+    @property
+    def wide_blocks(self) -> bool:  # type: ignore[override]
+        """Whether many items at once are cheaper than few."""
+        return bool(sp.issparse(self.columns))
+
+    def scaled(self, factors: npt.NDArray[np.float64]) -> Term:
+        """Return a term whose score of each item is multiplied."""
+        target = self.target * factors[self.mixtures.positions].astype(self.dtype)
+        return replace(self, target=target)
+
+    def adder(self, rows: Rows) -> Adder:
+        """Return a function that sets the scores of new items in a block of columns."""
+        rows = self.mixtures.known_items(rows)
+        positions = self.mixtures.positions
+        target = _plain(self.target, self.dtype)
+        is_unlisted = (self.target == 0) | ~self.mixtures.described[positions]
+        history = rows.indptr, rows.indices, rows.values.astype(self.dtype)
+        columns, is_sparse = self.columns, bool(sp.issparse(self.columns))
+        if is_sparse:
+            starts = columns.indptr.astype(np.int64)
+            cursors = starts[rows.indices], starts[rows.indices + 1]
+            matrix = _plain(columns.data), _plain(columns.indices), *cursors
+        else:
+            dense = _plain(columns)
+
+        lowest, highest = (int(positions[0]), int(positions[-1])) if len(positions) else (0, -1)
+
+        def add(scores: Floats, low: int) -> None:
+            if low + scores.shape[1] <= lowest or low > highest:
+                return
+            first, last = np.searchsorted(positions, [low, low + scores.shape[1]]).tolist()
+            if first == last:
+                return
+            block = np.zeros((len(scores), last - first), scores.dtype)
+            if is_sparse:
+                add_sparse_rows(block, first, *matrix, *history, target, False)
+            else:
+                add_rows(block, first, dense, *history, target, False)
+            block[:, is_unlisted[first:last]] = -np.inf
+            scores[:, positions[first:last] - low] += block
 
         return add
 

@@ -131,9 +131,8 @@ def dial_lines(dial: dict[str, Any], k: int) -> str:
         kind = "cursor now" if step == dial["own"] else "cursor"
         out.line(x(row["alpha"]), y(0), x(row["alpha"]), y(y.high), kind, step=step)
     ends = _spread([y(points[-1][1]) for points in series.values()], 13)
-    tones = {"all": "main", "tail": "accent"}
     for place, (name, points) in enumerate(series.items()):
-        tone = tones.get(name, "other")
+        tone = "other" if name == "coverage" else name
         drawn = [(x(alpha), y(value)) for alpha, value in points]
         out.path(drawn, f"series {tone} {DASHES[place]}")
         for point in drawn:

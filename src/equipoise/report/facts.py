@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import platform
 import time
@@ -21,6 +22,15 @@ from equipoise.checks import count, cutoff, function
 from equipoise.data.interactions import Interactions
 from equipoise.data.split import Split, strong
 from equipoise.data.statistics import Statistics, describe
+from equipoise.errors import DataError
+from equipoise.evaluation.backtest import (
+    Backtest,
+    backtest,
+    best_half_life,
+    folds_of,
+    half_lives,
+    popular_lately,
+)
 from equipoise.evaluation.comparison import compare
 from equipoise.evaluation.evaluator import evaluate
 from equipoise.evaluation.metrics import exposure, head_items
@@ -37,8 +47,12 @@ ALPHAS = tuple(step / 20 for step in range(11))
 SLICES = ("all", "head", "tail", "unbiased")
 BEYOND = ("coverage", "gini", "popularity", "novelty", "lift")
 DIAL = ("ndcg", "recall", "head_ndcg", "tail_ndcg", "unbiased_ndcg", "coverage", "popularity")
+RECENT = "Popular lately"
+FORECAST_LENGTH = 20  # of the lists in the last periods
 CURVE = 61  # points of an exposure curve
 STEPS = 7
+TIME_STEPS = 2  # more where the data have times: recent popularity, and the last periods
+FOLDS = 3  # of these periods
 FEW = 5000  # with fewer users a fifth of them is the test part, else a tenth
 # Operations that a search over three settings may take, half a minute on two cores; above it the
 # automatic settings are used. Not a time: the same data must give the same report anywhere.
@@ -89,13 +103,15 @@ def collect(
     cutoff("k", k)
     count("sample", sample, 0)
     function("progress", progress)
-    clock, done = Clock(), iter(range(1, STEPS + 1))
+    clock, done = Clock(), itertools.count(1)
+    has_times = _has_times(data)
+    n_steps = STEPS + (TIME_STEPS if has_times else 0)
     models: list[dict[str, Any]] = []
     results: list[Result] = []
 
     def step() -> None:
         if progress is not None:
-            progress(next(done), STEPS)
+            progress(next(done), n_steps)
 
     def add(title: str, fitted: Recommender, seconds: float) -> None:
         with clock("evaluate"):
@@ -112,7 +128,12 @@ def collect(
             rows = shown_users.rows_of_users(split.test, users)
         statistics = describe(split.train)
     step()
-    for title, baseline in (("Popularity", Popularity()), ("Item-kNN", ItemKNN(neighbours=20))):
+    baselines: dict[str, Recommender] = {"Popularity": Popularity()}
+    if has_times:
+        with clock("choose the half-life"):
+            baselines[RECENT] = _recent_popularity(split.train)
+    baselines["Item-kNN"] = ItemKNN(neighbours=20)
+    for title, baseline in baselines.items():
         with clock(f"fit {title}"):
             baseline.fit(split.train)
         add(title, baseline, clock.seconds[f"fit {title}"])
@@ -130,16 +151,24 @@ def collect(
         title = f"Your model, {_model_title(main)}"
         choices += _estimate_sentence(model)
     add(title, main, seconds)
+    forecast = None if model is None else _stored_forecast(model)
+    if has_times:
+        if forecast is None:
+            with clock("test the last periods"):
+                everything = data if isinstance(data, Interactions) else split.train
+                forecast = _measured_forecast(main if model is None else model, everything)
+        step()
     with clock("turn the dial"):
         dial = _dial(main, split, k)
     step()
     with clock("show users"):
         alphas = [row["alpha"] for row in dial["rows"]] if dial else [None]
-        portraits = shown_users.portraits(main, split.test, rows, alphas)
+        portraits = shown_users.portraits(main, plain, split.test, rows, alphas)
     step()
     return {
         "name": name,
         "k": k,
+        "forecast": forecast,
         "data": _data_facts(data, split, statistics),
         "models": models,
         "training_curve": concentration(split.train.item_counts),
@@ -227,7 +256,7 @@ def _refit(model: Recommender, split: Split, clock: Clock) -> tuple[Recommender,
 def _estimate_sentence(model: Recommender) -> list[str]:
     """Return the leave-one-out estimate of a model as a sentence, if it has one."""
     estimate = model.estimate_
-    if estimate is None:
+    if estimate is None or estimate["protocol"] == "time":
         return []
     words = [
         f"{name} {figure['value']:.4f} [{figure['low']:.4f}, {figure['high']:.4f}]"
@@ -236,6 +265,87 @@ def _estimate_sentence(model: Recommender) -> list[str]:
     ]
     users = f"{estimate['n_users']:,} of its training users by leave-one-out"
     return [f"the given model as it was fitted, on {users}: {', '.join(words)}"]
+
+
+def _has_times(data: Interactions | Split) -> bool:
+    """Whether periods at the end of the data can be cut off; sessions are not cut so."""
+    if isinstance(data, Split):
+        return data.protocol != "session" and _has_times(data.train)
+    return data.events is not None and data.events.times is not None
+
+
+def _recent_popularity(train: Interactions) -> Recommender:
+    """Return recent popularity with the half-life that is best in the last period."""
+    candidates = half_lives(train)
+    try:
+        (fold,) = folds_of(train, folds=1)
+        return popular_lately(best_half_life(fold.train, fold.part, candidates))
+    except DataError:  # nobody from before is active in that period
+        return popular_lately(candidates[-1])
+
+
+def _stored_forecast(model: Recommender) -> dict[str, Any] | None:
+    """Return the figures that were stored when the settings of a model were chosen by time."""
+    estimate = model.estimate_
+    if estimate is None or estimate["protocol"] != "time":
+        return None
+    ((metric, figure),) = estimate["values"].items()
+    periods = estimate["periods"]
+    others = estimate["yardsticks"].items()
+    return {
+        "origin": "measured when its settings were chosen, those of each period on the others",
+        "metric": metric,
+        **{name: figure[name] for name in ("value", "low", "high")},
+        "periods": [{"days": days} for days in periods],
+        "rows": [
+            {"name": "this model", "value": figure["value"], "periods": list(periods.values())},
+            *({"name": name, "value": value, "periods": []} for name, value in others),
+        ],
+        "verdict": estimate["verdict"],
+        "notes": [],
+    }
+
+
+def _measured_forecast(model: Recommender, data: Interactions) -> dict[str, Any] | None:
+    """Return a backtest on the last periods; None if it takes too long or is not defined."""
+    if model.ordered or plan(data).flops * FOLDS > EFFORT:
+        return None
+    try:
+        tested = backtest(model, data, folds=FOLDS, bootstrap=0)
+    except DataError:  # nobody from before is active in these periods
+        return None
+    return _forecast_facts(tested)
+
+
+def _forecast_facts(tested: Backtest) -> dict[str, Any]:
+    metric = f"ndcg@{FORECAST_LENGTH}"
+    value, error = tested.value(metric), tested.error(metric)
+    shares = ("unknown_items", "unknown_users", "repeated")
+    return {
+        "origin": "the model with its settings, fitted again before each period",
+        "metric": metric,
+        "value": value,
+        "low": max(value - 2 * error, 0.0),
+        "high": value + 2 * error,
+        "periods": [
+            {
+                "days": fold.cut.days,
+                "users": fold.part.n_users,
+                **{name: getattr(fold, name) for name in shares},
+            }
+            for fold in tested.folds
+        ],
+        "rows": [
+            {
+                "name": "this model" if name == tested.name else name,
+                "value": tested.value(metric, name),
+                "periods": tested.values(metric, name),
+            }
+            for name in tested.results
+        ],
+        "verdict": tested.verdict,
+        "notes": list(tested.notes),
+    }
 
 
 def _model_title(model: Recommender) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,15 +29,17 @@ SURE = 0.05
 
 
 def glance(facts: dict[str, Any]) -> list[str]:
-    """Return a summary of the report: accuracy, tail and catalogue coverage."""
+    """Return a summary of the report: the next period, accuracy, tail and coverage."""
     plain, main = facts["models"][-2:]
     k, name = facts["k"], main["name"]
-    out = []
+    out = [] if facts["forecast"] is None else [forecast_sentence(facts["forecast"])]
     for test in facts["tests"]:
         over = "over all items" if test["over"] == "all" else "over tail items"
+        # settings for the next period may be worse at another question
+        about = "" if facts["forecast"] is None else "On items hidden at random instead, "
         out.append(
-            f"NDCG@{k} {over}: {test['mean']:.4f} with {name}, {test['baseline_mean']:.4f} with "
-            f"plain EASE; {verdict(test)}."
+            f"{about}NDCG@{k} {over}: {test['mean']:.4f} with {name}, "
+            f"{test['baseline_mean']:.4f} with plain EASE; {verdict(test)}."
         )
     shown = [model["beyond"]["coverage"] for model in (main, plain)]
     out.append(
@@ -45,6 +47,18 @@ def glance(facts: dict[str, Any]) -> list[str]:
         f"{shown[1]:.0%}, popularity {facts['models'][0]['beyond']['coverage']:.1%}."
     )
     return out
+
+
+def forecast_sentence(forecast: dict[str, Any]) -> str:
+    """Return the figure to expect in the next period, and the verdict."""
+    n_periods = len(forecast["periods"])
+    periods = "the last period" if n_periods == 1 else f"the last {n_periods} periods"
+    named = f"{forecast['metric'].upper()} {forecast['value']:.4f}"
+    about = f"{forecast['low']:.4f} to {forecast['high']:.4f}"
+    return (
+        f"After the last event expect {named}, roughly {about}, from {periods}: "
+        f"{forecast['verdict']}."
+    )
 
 
 def verdict(test: dict[str, Any]) -> str:
@@ -124,7 +138,13 @@ def render(facts: dict[str, Any]) -> str:
         positions=[position(row, k) for row in dial["rows"]] if dial else [],
         slices=SLICES,
         packed=packed(facts["users"], dial),
+        largest=largest,
     )
+
+
+def largest(values: Iterable[float | None]) -> float | None:
+    """Return the largest value; values that are not defined are left out."""
+    return max((value for value in values if value is not None), default=None)
 
 
 def packed(users: Sequence[dict[str, Any]], dial: dict[str, Any] | None) -> dict[str, Any]:

@@ -63,29 +63,36 @@ def rows_of_users(part: Part, users: Any) -> list[int]:
 
 
 def portraits(
-    model: Recommender, part: Part, rows: Sequence[int], alphas: Sequence[float | None]
+    model: Recommender,
+    plain: Recommender,
+    part: Part,
+    rows: Sequence[int],
+    alphas: Sequence[float | None],
 ) -> list[dict[str, Any]]:
-    """Return history, number of hidden items and a list per alpha for each user."""
+    """Return history, number of hidden items and lists of each user.
+
+    There is a list of the model for each alpha, and one of the plain model beside it.
+    """
     tail = tail_lookup(model)
-    options: dict[str, Any] = {"exclude_seen": part.hides_seen}
-    options["reasons"] = REASONS if model.explains else 0
     out = []
     for row in rows:
         one = part.history.rows([row])
         start, stop = part.target.matrix.indptr[row : row + 2]
         hidden = set(part.target.items[part.target.matrix.indices[start:stop]].tolist())
         known = history_items(one)
-        lists = []
-        for alpha in alphas:
-            recommended = model.recommend(one, LISTED, alpha=alpha, **options)
-            titles = recommended.reason_titles or recommended.reasons
-            reasons_of_user: list[Any] = titles[0] if titles else [[]] * len(recommended.items[0])
-            lists.append(
-                [
-                    {**entry(one, item, tail), "found": item in hidden, "why": [*map(str, why)]}
-                    for item, why in zip(recommended.items[0], reasons_of_user, strict=True)
-                ]
-            )
+
+        def listed(
+            fitted: Recommender,
+            alpha: float | None = None,
+            one: Interactions = one,
+            hidden: set[Any] = hidden,
+        ) -> list[dict[str, Any]]:
+            pairs = explained_items(fitted, one, LISTED, alpha, exclude_seen=part.hides_seen)
+            return [
+                {**entry(one, item, tail), "found": item in hidden, "why": why}
+                for item, why in pairs
+            ]
+
         out.append(
             {
                 "user": str(part.history.users[row]),
@@ -93,10 +100,29 @@ def portraits(
                 "hidden": len(hidden),
                 "history": [entry(one, item, tail) for item in known[:HISTORY]],
                 "more": max(len(known) - HISTORY, 0),
-                "lists": lists,
+                "lists": [listed(model, alpha) for alpha in alphas],
+                "plain": listed(plain),
             }
         )
     return out
+
+
+def explained_items(
+    model: Recommender,
+    one: Interactions,
+    k: int,
+    alpha: float | None = None,
+    *,
+    exclude_seen: bool = True,
+) -> list[tuple[Any, list[str]]]:
+    """Return the items recommended to one user, each with the titles of its strongest reasons."""
+    n_reasons = REASONS if model.explains else 0
+    recommended = model.recommend(
+        one, k, alpha=alpha, exclude_seen=exclude_seen, reasons=n_reasons
+    )
+    items, titles = recommended.items[0], recommended.reason_titles or recommended.reasons
+    reasons: Any = titles[0] if titles else [[]] * len(items)
+    return [(item, [*map(str, why)]) for item, why in zip(items, reasons, strict=True)]
 
 
 def history_items(one: Interactions) -> list[Any]:
@@ -116,15 +142,6 @@ def tail_lookup(model: Recommender) -> dict[Any, bool]:
 def entry(data: Interactions, item: Any, tail: dict[Any, bool]) -> dict[str, Any]:
     """Return an item for display."""
     return {"item": str(item), "title": data.label(item), "tail": tail.get(item, True)}
-
-
-def reasons(model: Recommender, known: list[Any], item: Any) -> list[str]:
-    """Return the titles of the history items that contribute most to a score."""
-    explanation = model.explain(known, item)
-    names = explanation.titles or [str(source) for source in explanation.sources]
-    pairs = zip(names, explanation.contributions, strict=True)
-    positive = sorted((pair for pair in pairs if pair[1] > 0), key=lambda pair: -pair[1])
-    return [name for name, _ in positive[:REASONS]]
 
 
 def _first_ids(index: IdIndex) -> str:
@@ -216,7 +233,7 @@ def case_study(
     row = data.user_index.position(user)
     other_users = data.rows(np.arange(data.n_users) != row)
     train = other_users.columns(other_users.item_counts > 0)
-    one = data.rows([row]).with_items(train.item_index, unknown="skip")
+    one = data.rows([row]).with_items(train.item_index, unknown_items="skip")
     if not one.n_interactions:
         raise DataError(f"no other user has an item of user {user!r}; choose another user")
     models = _models(train, l2, dtype)
@@ -232,10 +249,10 @@ def case_study(
             "normalization": name,
             "rank": rank,
             **row_of(item),
-            "why": " and ".join(reasons(model, known, item)),
+            "why": " and ".join(why),
         }
         for name, model in models.items()
-        for rank, item in enumerate(model.recommend(one, k).items[0], start=1)
+        for rank, (item, why) in enumerate(explained_items(model, one, k), start=1)
     ]
     if not rows:
         raise DataError(f"user {user!r} has every item; nothing is left to recommend")

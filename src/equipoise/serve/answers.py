@@ -1,33 +1,27 @@
-"""Compute the answers to validated requests, as plain values that become JSON."""
+"""Compute the answers to validated requests, and their cost.
+
+Lists are written as JSON at once, since they are requested most often; what they say of an item is
+encoded once per item. Other answers are plain values.
+"""
 
 from __future__ import annotations
 
 import json
 import secrets
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic_core import to_json
 
 from equipoise.errors import DataError, SettingError, UnknownIdError
+from equipoise.models.recommendations import PAIRS, Reasons
 from equipoise.ranking.rules import ItemRules
 from equipoise.serve import schemas
-from equipoise.serve.costs import (
-    DIVERSITY_STEPS,
-    ID_STEPS,
-    LIST_STEPS,
-    PAIR_STEPS,
-    PAIRS,
-    QUOTA_STEPS,
-    ROW_STEPS,
-    Budget,
-    check_size,
-    count_entries,
-    count_ids,
-    rules_of_user,
-)
+from equipoise.serve.config import Limits
+from equipoise.serve.exploring import Draw, Explorer, log_entry
 from equipoise.serve.folding import type_weights
 from equipoise.serve.state import (
     Catalogue,
@@ -39,12 +33,145 @@ from equipoise.serve.state import (
     allowed_items,
     assign,
     find,
+    rules_of_user,
 )
 from equipoise.serve.store import Event, Live, Mark, Write
 from equipoise.serve.telemetry import Telemetry
+from equipoise.serve.transfer import as_stored, type_weight
+from equipoise.serve.trends import NEGLIGIBLE, half_life_of
 
 NO_USER = Live([], [], 0)
-DAY = 86_400
+SHOWN = 5  # ids in a message
+
+# steps of a request, estimated before any work is done; about a nanosecond of one processor each
+LIST_STEPS = 100_000  # per list
+ID_STEPS = 1_000  # per id
+ROW_STEPS = 2_000  # per listed item or reason
+PAIR_STEPS = 200  # per pair of a history item and a listed item
+RULE_STEPS = 20_000  # per entry of the rules
+ATTRIBUTE_STEPS = 2_500  # per comparison of an attribute with a rule
+QUOTA_STEPS = 5  # per comparison of two items under at_most
+DIVERSITY_STEPS = 50  # per comparison of two items under diversity
+LONG_STEPS = 10_000_000  # beyond these a list does not keep other requests waiting
+SELECTING = ("include", "exclude")  # rules that select by attributes
+NUMBERED = ("boost", "bonus")  # rules with numbers by id or attribute
+
+
+class Budget:
+    """Remaining budget of a request; `spend` raises when it is exceeded."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.steps = 0.0
+        self._rules: set[str] = set()  # counted already
+
+    def spend(self, steps: float, remedy: str, *numbers: int) -> None:
+        """Count steps before they are done; `remedy` names what to reduce, with these numbers."""
+        if self.steps + steps > self._limits.cost:
+            total = f"{self.steps + steps:,.0f}"
+            raise SettingError(
+                f"the request costs {total} steps and limits.cost is {self._limits.cost:,}; "
+                f"reduce {remedy.format(*numbers)}"
+            )
+        self.steps += steps
+
+    def spend_rules(self, rules: Mapping[str, Any], n_items: int) -> None:
+        """Count the rules of a list; rules of an earlier list are free."""
+        entries, lookups = count_entries(rules), count_lookups(rules)
+        if entries > self._limits.rules:
+            raise SettingError(
+                f"the rules have {entries:,} entries and limits.rules is {self._limits.rules:,}; "
+                "reduce the ids and attributes they name"
+            )
+        text = json.dumps(rules, sort_keys=True)
+        if text not in self._rules:
+            steps = RULE_STEPS * entries + ATTRIBUTE_STEPS * lookups * n_items
+            remedy = "the {:,} attributes and {:,} entries of the rules"
+            self.spend(steps, remedy, lookups, entries)
+            self._rules.add(text)
+
+
+def check_size(queries: Sequence[schemas.Recommend], limits: Limits) -> None:
+    """Refuse requests that name too many ids, or whose answers would be too long."""
+    ids = sum(count_ids(query) for query in queries)
+    if ids > limits.ids:
+        raise SettingError(
+            f"the request names {ids:,} ids and values, and limits.ids is {limits.ids:,}; reduce "
+            "history, exclude, candidates, filters or rules, or send it in parts"
+        )
+    rows = sum(query.k * (1 + query.explain) for query in queries)
+    if rows > limits.rows:
+        raise SettingError(
+            f"the answer would have {rows:,} items and reasons, and limits.rows is "
+            f"{limits.rows:,}; reduce k or explain, or send fewer requests in a batch"
+        )
+
+
+def count_ids(query: schemas.Recommend) -> int:
+    """Return the number of ids and values that a request names."""
+    n_ids = len(query.exclude)
+    for ids in (query.history, query.session, query.candidates):
+        n_ids += len(ids) if ids is not None else 0
+    for value in query.filters.values():
+        n_ids += len(value) if isinstance(value, list) else 1
+    if query.rules is not None:
+        n_ids += count_entries(rules_of_user(query.rules, query.user))
+    return n_ids
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A list that is allowed and not yet computed."""
+
+    query: schemas.Recommend
+    served: Served
+    experiment: str | None
+    history: History
+    live: Live
+    steps: float  # estimated
+
+    @property
+    def is_long(self) -> bool:
+        """Whether to compute the list in another thread, so that other requests do not wait."""
+        return self.steps > LONG_STEPS or not self.served.is_plain or bool(self.query.rules)
+
+
+def count_entries(rules: Any) -> int:
+    """Return the number of plain values in nested mappings and lists."""
+    entries, waiting = 0, [rules]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+        else:
+            entries += 1
+    return entries
+
+
+def count_lookups(rules: Mapping[str, Any]) -> int:
+    """Return the number of comparisons of an attribute that rules need."""
+    users = rules.get("users")
+    parts = [rules, *(users.values() if isinstance(users, Mapping) else ())]
+    lookups = 0
+    for part in parts:
+        for name in SELECTING if isinstance(part, Mapping) else ():
+            lookups += _count_columns(part.get(name))
+    for name in NUMBERED:
+        numbers = rules.get(name)
+        for pair in numbers if isinstance(numbers, list) else ():
+            lookups += _count_columns(pair[0] if isinstance(pair, list) and pair else None)
+        for value in numbers.values() if isinstance(numbers, Mapping) else ():
+            lookups += len(value) if isinstance(value, Mapping) else 0
+    quotas = rules.get("at_most")
+    return lookups + (len(quotas) if isinstance(quotas, Mapping) else 0)
+
+
+def _count_columns(chosen: Any) -> int:
+    """Return the number of attributes that a selection of items names."""
+    selectors = chosen if isinstance(chosen, list) else [chosen]
+    return sum(len(selector) for selector in selectors if isinstance(selector, Mapping))
 
 
 class Answers:
@@ -53,13 +180,13 @@ class Answers:
     def __init__(self, state: State, telemetry: Telemetry) -> None:
         self._state, self._store, self._telemetry = state, state.store, telemetry
         self._limits = state.config.limits
+        self._explorer = Explorer(state.config.explore, state.config.explore_pool)
 
     def read_live(self, who: schemas.Who) -> Live:
         """Read the events of the request's user; the only method that waits for the store."""
         return NO_USER if who.user is None else self._store.live(who.user)
 
     def _choose_model(self, who: schemas.Who) -> tuple[Served, str | None]:
-        """Return the model for a request, and the name of the experiment that chose it."""
         experiment = self._state.experiment
         if who.model is None and who.user is not None and experiment is not None:
             return self._state.model(assign(experiment, who.user)), experiment.name
@@ -81,10 +208,8 @@ class Answers:
             self._telemetry.unknown.labels("item").inc(len(history.unknown))
         return history
 
-    def recommend(
-        self, query: schemas.Recommend, live: Live, budget: Budget | None = None
-    ) -> tuple[dict[str, Any], Write | None]:
-        """Return a list, and a write that has to be done before the list is sent.
+    def plan(self, query: schemas.Recommend, live: Live, budget: Budget | None = None) -> Plan:
+        """Check a request for a list and its cost, before any work is done.
 
         `budget` is the remaining budget of a batch.
         """
@@ -95,7 +220,13 @@ class Answers:
             budget = Budget(self._limits)
         served, experiment = self._choose_model(query)
         history = self._history(served, query, live)
+        spent = budget.steps
         self._spend(budget, query, served, len(history.places))
+        return Plan(query, served, experiment, history, live, budget.steps - spent)
+
+    def recommend(self, plan: Plan) -> tuple[bytes, Write | None]:
+        """Return a list as JSON, and a write that has to be done before the list is sent."""
+        query, served, history = plan.query, plan.served, plan.history
         catalogue = self._state.catalogue(served)
         rules = catalogue.rules(query.rules, query.user)
         if rules is not None and rules.diversity and query.offset:
@@ -105,76 +236,86 @@ class Answers:
         hides_seen = query.exclude_seen
         if rules is not None:
             hides_seen = hides_seen and rules.seen not in ("include", "only")
-            rules = _limit_pins(rules, query, catalogue, history, live, hides_seen)
-        filters, candidates = query.filter_values, query.candidates
+            rules = _limit_pins(rules, query, catalogue, history, plan.live, hides_seen)
         allowed = allowed_items(
             served,
             catalogue,
             history,
             exclude_seen=hides_seen,
             exclude=query.exclude,
-            candidates=candidates,
-            filters=filters,
+            candidates=query.candidates,
+            filters=query.filter_values if query.filters else None,
         )
-        depth = query.k + query.offset
+        depth, offset, draw = query.k + query.offset, query.offset, None
+        explores = self._explorer.explores(query, rules)
+        if explores:
+            depth = self._explorer.depth(depth)
         listed = served.top(history, depth, allowed, query.alpha, rules, query.user)
-        places = listed.places[query.offset :]
-        listed = replace(listed, places=places, scores=listed.scores[query.offset :])
-        items = _items(served, listed, query.offset)
-        is_known = places < served.n_items
+        if explores:
+            draw = self._explorer.draw(listed, query.k)
+            listed = draw.listed
+        elif offset:
+            listed = listed.after(offset)
+        reasons = None
         if query.explain:
-            known = places[is_known]
-            reasons = iter(served.reasons(history, known, query.alpha, query.explain))
-            for item, has_reasons in zip(items, is_known, strict=True):
-                item["reasons"] = _reasons(served, next(reasons) if has_reasons else [])
-        self._telemetry.listed(served, places[is_known], listed.source)
-        answer = {
-            "list_id": secrets.token_hex(8),
-            **_origin(served, listed.source),
+            reasons = served.reasons(history, listed.places, query.alpha, query.explain)
+        self._telemetry.listed(served, listed.places, listed.source)
+        list_id = secrets.token_hex(8)
+        alpha = served.alpha if query.alpha is None else query.alpha
+        facts = {
+            "list_id": list_id,
             "user": query.user,
-            "alpha": served.alpha if query.alpha is None else query.alpha,
-            "experiment": experiment,
+            "alpha": alpha,
+            "experiment": plan.experiment,
             "unknown_items": history.unknown[:100],
-            "items": items,
         }
-        return answer, self._record(query, answer)
+        mark = self._record(plan, list_id, listed, draw)
+        return _listing(served, listed, facts, offset, reasons), mark
 
     def _spend(
         self, budget: Budget, query: schemas.Recommend, served: Served, length: int
     ) -> None:
-        """Count the cost of a list before it is computed."""
         k = min(query.k + query.offset, served.n_items)
         if query.rules:
             rules = rules_of_user(query.rules, query.user)
             budget.spend_rules(rules, served.n_items)
             comparison = DIVERSITY_STEPS * bool(rules.get("diversity"))
             comparison += QUOTA_STEPS * count_entries(rules.get("at_most") or {})
-            steps = comparison * k * served.n_items
-            budget.spend(steps, f"k + offset ({k:,}) or the rules at_most and diversity")
+            budget.spend(
+                comparison * k * served.n_items,
+                "k + offset ({:,}) or the rules at_most and diversity",
+                k,
+            )
         rows = min(query.k, k) * (1 + query.explain)
-        steps = LIST_STEPS + ID_STEPS * count_ids(query) + ROW_STEPS * rows
+        steps: float = LIST_STEPS + ID_STEPS * count_ids(query) + ROW_STEPS * rows
         budget.spend(steps, "the ids that are named, k or explain, or send fewer lists in a batch")
-        history = f"the history ({length:,} items)"
-        budget.spend(served.steps(length), f"{history}, or send fewer lists in a batch")
+        history = "the history ({:,} items)"
+        budget.spend(served.steps(length), f"{history}, or send fewer lists in a batch", length)
         if query.explain:
             pairs = min(query.k, k) * length
             batches = -(-pairs // PAIRS)
-            alone = length * served.steps(1) * batches
-            budget.spend(
-                alone + PAIR_STEPS * pairs, f"{history} or k ({query.k:,}), or leave explain out"
-            )
+            steps = length * served.steps(1) * batches + PAIR_STEPS * pairs
+            budget.spend(steps, f"{history} or k ({{:,}}), or leave explain out", length, query.k)
 
-    def _record(self, query: schemas.Recommend, answer: dict[str, Any]) -> Write | None:
-        """Record the list of an experiment; return the write that marks its items as seen."""
-        now, items = time.time(), [item["item"] for item in answer["items"]]
-        if answer["experiment"] is not None:
-            names = ("experiment", "user", "model", "version")
-            row = {name: answer[name] for name in names}
-            row |= {"id": answer["list_id"], "time": now, "items": json.dumps(items)}
-            self._store.submit(self._store.record(row))
-        if query.mark is None or query.user is None:
+    def _record(self, plan: Plan, list_id: str, listed: Listed, draw: Draw | None) -> Write | None:
+        """Record a list of an experiment or one to replay; return the write of its seen marks."""
+        query, served = plan.query, plan.served
+        is_recorded = plan.experiment is not None or draw is not None
+        is_marked = query.mark is not None and query.user is not None
+        if not is_recorded and not is_marked:
             return None
-        return self._store.add([], [Mark(query.user, item, now) for item in items])
+        now, items = time.time(), served.names_of(listed)
+        if is_recorded:
+            row = {"id": list_id, "time": now, "user": query.user, "items": json.dumps(items)}
+            row |= {"model": served.name, "version": served.version}
+            row["experiment"] = plan.experiment or ""
+            if draw is not None:
+                ranked = [str(served.ids[place]) for place in draw.ranked]
+                row["exploration"] = log_entry(draw, items, ranked, query)
+            self._store.submit(self._store.record(row))
+        if not is_marked:
+            return None
+        return self._store.add([], [Mark(str(query.user), item, now) for item in items])
 
     def _position(self, served: Served, item: str) -> int:
         place = int(find(served.items, [item])[0])
@@ -183,8 +324,8 @@ class Answers:
             raise UnknownIdError(f"unknown item {item!r}")
         return place
 
-    def similar(self, item: str, k: int, model: str | None, alpha: float | None) -> dict[str, Any]:
-        """Return the most similar items."""
+    def similar(self, item: str, k: int, model: str | None, alpha: float | None) -> bytes:
+        """Return the most similar items as JSON."""
         if k > self._limits.k:
             raise SettingError(f"k must be at most {self._limits.k}, got {k}")
         served = self._state.model(model)
@@ -196,9 +337,35 @@ class Answers:
         history = served.history_of_items([str(served.ids[place])])
         catalogue = self._state.catalogue(served)
         allowed = allowed_items(served, catalogue, history, exclude_seen=True)
-        listed = served.top(history, k, allowed, alpha)
-        origin = _origin(served, listed.source)
-        return {**origin, **_name(served, place), "items": _items(served, listed)}
+        listed = served.top(history, k, allowed, alpha, with_trend=False)
+        return _listing(served, listed, _name(served, place))
+
+    def trending(self, k: int, model: str | None) -> dict[str, Any]:
+        """Return the available items with the most recent users; waits for the store."""
+        if k > self._limits.k:
+            raise SettingError(f"k must be at most {self._limits.k}, got {k}")
+        served = self._state.model(model)
+        trend, counts = self._state.trend_of(served)
+        counts = np.where(self._state.catalogue(served).available, counts, 0)
+        places = np.argsort(-counts, kind="stable")[:k]
+        places = places[counts[places] > NEGLIGIBLE]
+        return {
+            "model": served.name,
+            "version": served.version,
+            "item_ids": served.items.kind_name,
+            "half_life": trend.half_life,
+            "time": trend.last_use if np.isfinite(trend.last_use) else None,
+            "items": [
+                {
+                    **_name(served, place),
+                    "rank": rank,
+                    "recent_users": float(counts[place]),
+                    "users": int(served.counts[place]),
+                    "tail": not served.head[place],
+                }
+                for rank, place in enumerate(places.tolist(), start=1)
+            ],
+        }
 
     def explain(self, query: schemas.Explain, live: Live) -> dict[str, Any]:
         """Return the contribution of each history item to the score of an item."""
@@ -212,7 +379,7 @@ class Answers:
             )
         length = len(history.places)
         steps = length * (served.steps(1) + PAIR_STEPS + ROW_STEPS)
-        Budget(self._limits).spend(steps, f"the history ({length:,} items)")
+        Budget(self._limits).spend(steps, "the history ({:,} items)", length)
         places = np.array([place])
         (reasons,) = served.reasons(history, places, query.alpha, self._limits.history)
         return {
@@ -231,7 +398,7 @@ class Answers:
         served, _ = self._choose_model(query)
         history = self._history(served, query, live)
         length = len(history.places)
-        Budget(self._limits).spend(served.steps(length), f"the history ({length:,} items)")
+        Budget(self._limits).spend(served.steps(length), "the history ({:,} items)", length)
         places = find(served.items, query.items)
         known: Positions = places[places >= 0]
         scores = dict(zip(known.tolist(), served.scores(history, known, query.alpha), strict=True))
@@ -272,33 +439,30 @@ class Answers:
             raise SettingError(
                 f"a request has at most {self._limits.events} events, got {len(body.events):,}"
             )
-        now, prefix = time.time(), secrets.token_hex(12)
-        events, marks = [], []
-        for number, new in enumerate(body.events):
-            when = now if new.time is None else new.time
-            if when > now + DAY:
-                raise SettingError(
-                    "an event lies more than a day ahead; times are seconds since 1970"
-                )
-            if new.mark is not None:
-                marks.append(Mark(new.user, new.item, when))
-                continue
-            weight = self._type_weight(new.type) if new.weight is None else new.weight
-            name = new.id or f"{prefix}-{number:06d}"  # ids in the order of the events
-            events.append(Event(name, new.user, new.item, new.type, weight, when, new.list_id))
-        return events, marks
+        return as_stored(body.events, self.type_weight, secrets.token_hex(12))
 
-    def _type_weight(self, event_type: str) -> float:
+    def check_announced(self, new: Sequence[schemas.NewEvent]) -> None:
+        """Raise if the catalogue is closed and does not have the items; may wait for the store."""
+        if self._state.config.catalogue == "open":
+            return
+        items = [event.item for event in new]
+        if not self._state.unannounced(items):
+            return
+        self._state.renew_attributes(at_once=True)  # another worker may have taken them
+        names = self._state.unannounced(items)
+        if names:
+            shown = ", ".join(map(repr, names[:SHOWN])) + (", ..." if len(names) > SHOWN else "")
+            raise SettingError(
+                f"the catalogue is closed and does not have {shown}; announce an item with "
+                "PUT /v1/items/{item} before its first event"
+            )
+
+    def type_weight(self, event_type: str) -> float:
         """Return the weight of an event type from the settings, else from a model's signals."""
         models = self._state.models.values()
-        tables = [self._state.config.weights, *(type_weights(served.model) for served in models)]
-        for weights in tables:
-            if event_type in weights:
-                return weights[event_type]
-        known = ", ".join(sorted({name for weights in tables for name in weights}))
-        raise SettingError(
-            f"no weight for events of type {event_type!r}; known are {known}; "
-            "send a weight with it, or add it to weights in the settings"
+        return type_weight(
+            event_type,
+            [self._state.config.weights, *(type_weights(served.model) for served in models)],
         )
 
     def user(self, user: str, live: Live, model: str | None) -> dict[str, Any]:
@@ -350,6 +514,8 @@ class Answers:
             "head": int(served.head.sum()),
             "curve": served.curve(),
             "shown": self._telemetry.coverage_of(served),
+            "half_life": half_life_of(model),
+            "forecast": _forecast(model.estimate_),
         }
 
     def models(self) -> dict[str, Any]:
@@ -384,34 +550,60 @@ def _limit_pins(
     return rules.limit_unknown_pins(is_shown)
 
 
-def _items(served: Served, listed: Listed, offset: int = 0) -> list[dict[str, Any]]:
-    scores: list[Any] = listed.scores.tolist()
-    if listed.source == "popular":
-        scores = [None] * len(scores)  # they are numbers of users, not scores of the model
-    ids, titles, head, counts = served.ids, served.titles, served.head, served.counts
-    items = []
-    ranked = zip(listed.places.tolist(), scores, strict=False)
-    for rank, (place, score) in enumerate(ranked, start=offset + 1):
-        if place >= served.n_items:  # pinned, and not known to the model
-            pin = str(listed.pins[place - served.n_items])
-            facts = {"item": pin, "title": pin, "score": None, "tail": True, "users": 0}
-        else:
-            facts = {
-                "item": str(ids[place]),
-                "title": titles[place],
-                "score": score,
-                "tail": not head[place],
-                "users": int(counts[place]),
-            }
-        items.append({**facts, "rank": rank})
-    return items
+def _listing(
+    served: Served,
+    listed: Listed,
+    facts: Mapping[str, Any],
+    offset: int = 0,
+    reasons: Sequence[Reasons] | None = None,
+) -> bytes:
+    """Return a list and these facts about it as JSON."""
+    n_items, places = served.n_items, listed.places.tolist()
+    scores = [b"null"] * len(places)  # a popular item has a number of users, and no score
+    if listed.source == "model" and places:
+        # labels and scores may be NaN or infinite, which JSON does not have
+        scores = to_json(listed.scores.tolist(), inf_nan_mode="null")[1:-1].split(b",")
+    if listed.pins:  # positions beyond those of the model's items
+        pins = [_pin_json(str(pin), title) for pin, title in listed.pins]
+        heads = [served.item_json(n) if n < n_items else pins[n - n_items] for n in places]
+        scores = [s if n < n_items else b"null" for n, s in zip(places, scores, strict=True)]
+    else:
+        heads = [served.item_json(place) for place in places]
+    ends = [b"}"] * len(places)
+    if reasons is not None:
+        ends = [b',"reasons":%s}' % to_json(_reasons(served, of_item)) for of_item in reasons]
+    ranks = range(offset + 1, offset + 1 + len(places))
+    items = b",".join(
+        [
+            b'%s,"score":%s,"rank":%d%s' % parts
+            for parts in zip(heads, scores, ranks, ends, strict=True)
+        ]
+    )
+    origin, more = served.origin_json[listed.source], to_json(facts)[1:-1]
+    return b'%s,%s,"items":[%s]}' % (origin, more, items)
+
+
+def _pin_json(pin: str, title: str) -> bytes:
+    """Return what a list says of a pinned item that the model does not know."""
+    return to_json({"item": pin, "title": title, "tail": True, "users": 0})[:-1]
+
+
+def _forecast(estimate: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the promise of a model for the time after its data, and those of simple rivals."""
+    if estimate is None or estimate.get("protocol") != "time":
+        return None
+    return {
+        "values": estimate["values"],
+        "yardsticks": estimate.get("yardsticks", {}),
+        "verdict": estimate.get("verdict"),
+    }
 
 
 def _name(served: Served, place: int) -> dict[str, Any]:
     return {"item": str(served.ids[place]), "title": served.titles[place]}
 
 
-def _reasons(served: Served, reasons: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
+def _reasons(served: Served, reasons: Reasons) -> list[dict[str, Any]]:
     return [{**_name(served, place), "contribution": part} for place, part in reasons]
 
 

@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
@@ -20,28 +21,34 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 import equipoise
 from equipoise.errors import EquipoiseError, SettingError
-from equipoise.serve import schemas
-from equipoise.serve.answers import NO_USER, Answers
+from equipoise.serve import drift, schemas
+from equipoise.serve.answers import NO_USER, Answers, Budget, check_size
 from equipoise.serve.config import Config
-from equipoise.serve.costs import Budget, check_size, is_long
-from equipoise.serve.guard import Guard, as_refused, problem
+from equipoise.serve.data_routes import add_data_routes
+from equipoise.serve.drift import DriftMetrics
+from equipoise.serve.experiment import RunningComparison
+from equipoise.serve.guard import Guard, Receive, Scope, Send, as_refused, problem, send_json
+from equipoise.serve.records import ERASE_AFTER, erase_forgotten
 from equipoise.serve.security import Refused
 from equipoise.serve.state import State
-from equipoise.serve.store import Live, Store, StoreError
-from equipoise.serve.telemetry import Telemetry
+from equipoise.serve.store import Store, StoreError
+from equipoise.serve.telemetry import SAMPLE_PAUSE, Telemetry
+from equipoise.serve.watchdog import LoopWatchdog
 
 logger = logging.getLogger("equipoise.serve")
 
 PAGE = {
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
+    "operate.js": "text/javascript; charset=utf-8",
+    "elements.js": "text/javascript; charset=utf-8",
     "charts.js": "text/javascript; charset=utf-8",
     "docs.js": "text/javascript; charset=utf-8",
 }
@@ -64,49 +71,69 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         404: "An id or a model that is not known.",
         408: "The body did not arrive in time.",
         413: "The body is too large.",
-        415: "The body is not JSON.",
+        415: "The body has another media type than the route takes.",
         422: "A field is missing, unknown or out of its range.",
         429: "Too many requests.",
         503: "The event store or the worker is not available, or the service is stopping.",
+        507: "There is no room for temporary files.",
     }.items()
 }
+Answer = Callable[[Any], Awaitable[bytes]]  # from a validated body to JSON
 IdPath = Annotated[str, Path(min_length=1, max_length=schemas.LONGEST, pattern=r"^[^\x00]+$")]
 ModelName = Annotated[str | None, Query(max_length=64)]
 AlphaQuery = Annotated[float | None, Query(ge=-2, le=2, allow_inf_nan=False)]
 K = Annotated[int, Query(ge=1, le=schemas.DEEPEST)]
 Search = Annotated[str, Query(max_length=schemas.LONGEST)]
-ATTRIBUTES_WAIT = 1.0  # seconds; then a list is made with the attributes that are known
+RENEWAL_WAIT = 1.0  # seconds; then a list is made with the attributes and trend that are known
+TRENDS_WAIT = 5.0  # seconds between two looks at new events without requests
 # seconds that a request has waited for the store
 waited: ContextVar[float] = ContextVar("waited", default=0.0)
 
 
 def create(config: Config) -> Any:
     """Return the ASGI application of a worker, with its store open and its models loaded."""
-    telemetry = Telemetry()
+    telemetry = Telemetry(logs_requests=config.access_log)
     store = Store(config.store, config.limits.timeout)
     store.check()
     state = State(config, store)
     app = _application(state, telemetry)
-    _add_api_routes(app, state, telemetry)
+    answers, shortcuts = Answers(state, telemetry), Shortcuts(app, telemetry)
+    _add_api_routes(app, state, telemetry, answers, shortcuts)
+    add_data_routes(app, state, telemetry, answers)
     _add_operation_routes(app, state, telemetry)
     _add_page_routes(app)
     _match_exactly(app)
-    inner: Any = app
+    inner: Any = shortcuts
     if config.cors:
         options: dict[str, Any] = {"allow_methods": ["GET", "POST", "PUT", "DELETE"]}
         options["allow_headers"] = ["authorization", "content-type", "x-request-id"]
         inner = CORSMiddleware(inner, allow_origins=config.cors, **options)
     guarded = Guard(inner, config, telemetry)
     guarded.state, guarded.routes = state, app  # type: ignore[attr-defined]
-    return guarded
+    if not config.traces:
+        return guarded
+    from equipoise.serve import tracing
+
+    return tracing.Traced(guarded, tracing.make_provider())
 
 
 def _application(state: State, telemetry: Telemetry) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        expiry = asyncio.create_task(_expire(state))
+        jobs = (_expire, _erase_forgotten, _follow_trends)
+        tasks = [asyncio.create_task(work(state)) for work in jobs]
+        tasks.append(asyncio.create_task(_follow_models(state, telemetry)))
+        tasks.append(asyncio.create_task(_remember_numbers(state, telemetry)))
+        tasks.append(asyncio.create_task(_measure_drift(state, DriftMetrics(telemetry))))
+        hung = state.config.hung_seconds
+        watchdog = LoopWatchdog(hung) if hung else None
         yield
-        expiry.cancel()
+        if watchdog is not None:
+            watchdog.stop()
+        for task in tasks:
+            task.cancel()
+        telemetry.settle()
+        telemetry.write_lines()
         await run_in_threadpool(state.store.close)
 
     app = FastAPI(
@@ -126,38 +153,72 @@ def _application(state: State, telemetry: Telemetry) -> FastAPI:
     @app.exception_handler(RequestValidationError)
     @app.exception_handler(Exception)
     async def refuse(request: Request, error: Exception) -> Response:
-        refused = _refused(error)
-        body = to_json(_problem(error, refused, request, telemetry))
+        refused = as_refused(error)
+        body = to_json(_problem(error, refused, request.scope, telemetry))
         return Response(body, refused.status_code, refused.headers, "application/problem+json")
 
     return app
 
 
+class Shortcuts:
+    """Answers the most frequent requests without the layers of FastAPI, and passes on the others.
+
+    The routes of FastAPI describe these requests and remain their definition: a shortcut validates
+    the same body and calls the same function.
+    """
+
+    def __init__(self, app: FastAPI, telemetry: Telemetry) -> None:
+        self._app, self._telemetry = app, telemetry
+        self._answers: dict[tuple[str, str], tuple[Any, type[BaseModel], Answer]] = {}
+
+    def add(self, path: str, body: type[BaseModel], answer: Answer) -> None:
+        """Answer POST requests to the last route that was added, which has this path."""
+        route = self._app.routes[-1]
+        assert isinstance(route, Route)
+        assert route.path == path
+        self._answers["POST", path] = route, body, answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        shortcut = None
+        if scope["type"] == "http":
+            shortcut = self._answers.get((scope["method"], scope["path"]))
+        if shortcut is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"], body, answer = shortcut  # metrics are counted by the path of the route
+        try:
+            content = await answer(body.model_validate_json(await _read_body(receive)))
+        except Exception as error:
+            refused = as_refused(error)
+            details = to_json(_problem(error, refused, scope, self._telemetry))
+            headers = [(k.encode(), v.encode()) for k, v in (refused.headers or {}).items()]
+            await send_json(send, details, refused.status_code, headers)
+        else:
+            await send_json(send, content)
+
+
+async def _read_body(receive: Receive) -> bytes:
+    message = await receive()
+    parts = [message.get("body", b"")]
+    while message.get("more_body", False):
+        message = await receive()
+        parts.append(message.get("body", b""))
+    if message["type"] == "http.disconnect":
+        raise Refused(400, "bad-request", "the client went away")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
 def _problem(
-    error: Exception, refused: Refused, request: Request, telemetry: Telemetry
+    error: Exception, refused: Refused, scope: Scope, telemetry: Telemetry
 ) -> dict[str, Any]:
     """Return the problem details of an error; count and log it."""
-    request_id = request.scope["state"]["request"]
+    request_id = scope["state"]["request"]
     if refused.status_code == 500:
         logger.error("request failed", exc_info=error, extra={"fields": {"request": request_id}})
     if isinstance(error, StoreError):
         telemetry.store_errors.inc()
     return problem(refused.status_code, refused.kind, str(refused.detail), request_id)
-
-
-def _refused(error: Exception) -> Refused:
-    """Return the refusal for an error, also for those of FastAPI and pydantic."""
-    if isinstance(error, (RequestValidationError, ValidationError)):
-        # name the wrong fields; their values may be anything and are not repeated
-        messages = []
-        for entry in error.errors()[:5]:
-            field = ".".join(str(part) for part in entry["loc"] if part != "body")[:200]
-            messages.append(f"{field}: {entry['msg']}" if field else str(entry["msg"]))
-        return Refused(422, "invalid", "; ".join(messages))
-    if isinstance(error, HTTPException) and not isinstance(error, Refused):
-        kind = {404: "not-found", 405: "method"}.get(error.status_code, "bad-request")
-        return Refused(error.status_code, kind, str(error.detail), dict(error.headers or {}))
-    return as_refused(error)
 
 
 def _description(app: FastAPI) -> dict[str, Any]:
@@ -187,9 +248,13 @@ def _match_exactly(app: FastAPI) -> None:
         route.path_regex = re.compile(pattern, re.DOTALL)
 
 
+def _encode(value: Any) -> bytes:
+    # attributes may contain NaN and infinity, which JSON does not have
+    return value if isinstance(value, bytes) else to_json(value, inf_nan_mode="null")
+
+
 def _json(value: Any) -> Response:
-    # labels may contain NaN and infinity, which JSON does not have
-    return Response(to_json(value, inf_nan_mode="null"), media_type="application/json")
+    return Response(_encode(value), media_type="application/json")
 
 
 async def _within(seconds: float, work: Awaitable[Any]) -> Any:
@@ -217,9 +282,17 @@ async def _read(store: Store, seconds: float, work: Callable[..., Any], *argumen
     return await _within(seconds, asyncio.wrap_future(store.later(work, *arguments)))
 
 
-def _add_api_routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
+def _add_api_routes(
+    app: FastAPI, state: State, telemetry: Telemetry, answers: Answers, shortcuts: Shortcuts
+) -> None:
     store, limits = state.store, state.config.limits
-    timeout, answers = limits.timeout, Answers(state, telemetry)
+    timeout = limits.timeout
+    threads = max(1, (os.cpu_count() or 1) // state.config.workers - 1)
+    long_requests = ThreadPoolExecutor(threads, "long-request")
+
+    async def compute(work: Callable[..., Any], *arguments: Any) -> Any:
+        """Compute an answer that may take long; few at a time, so that short ones go on."""
+        return await asyncio.get_running_loop().run_in_executor(long_requests, work, *arguments)
 
     async def read(work: Callable[..., Any], *arguments: Any, seconds: float = timeout) -> Any:
         """Read from the store; a file answers faster than a thread starts."""
@@ -231,26 +304,44 @@ def _add_api_routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         """Take over the attributes that other workers have changed."""
         if state.attributes_are_old():
             with suppress(StoreError):  # go on with the known ones
-                await read(state.renew_attributes, seconds=min(timeout / 4, ATTRIBUTES_WAIT))
+                await read(state.renew_attributes, seconds=min(timeout / 4, RENEWAL_WAIT))
+
+    async def renew_trends() -> None:
+        """Count the events that all workers have accepted."""
+        if state.trends_are_old():
+            with suppress(StoreError):  # go on with the trend as it is
+                await read(state.renew_trends, seconds=min(timeout / 4, RENEWAL_WAIT))
 
     async def write(work: Any) -> Any:
         return await _within(timeout, asyncio.wrap_future(store.submit(work)))
 
-    async def make_list(query: schemas.Recommend) -> Response:
-        await renew_attributes()
-        live = await read(answers.read_live, query)
-        if is_long(query):
-            answer, mark = await run_in_threadpool(answers.recommend, query, live)
+    async def make_list(query: schemas.Recommend) -> bytes:
+        if state.attributes_are_old():
+            await renew_attributes()
+        if state.trends_are_old():
+            await renew_trends()
+        if query.user is None:
+            live = NO_USER
+        elif store.is_local:
+            live = store.live(query.user)
         else:
-            answer, mark = answers.recommend(query, live)
+            live = await read(store.live, query.user)
+        plan = answers.plan(query, live)
+        answer: bytes
+        if plan.is_long:
+            answer, mark = await compute(answers.recommend, plan)
+        else:
+            answer, mark = answers.recommend(plan)
         if mark is not None:
             await write(mark)
-        return _json(answer)
+        return answer
 
     @app.post("/v1/recommend", response_model=schemas.Recommended, tags=["lists"])
     async def recommend(body: schemas.Recommend) -> Response:
         """Return the best items for a user, a history or a session."""
-        return await make_list(body)
+        return _json(await make_list(body))
+
+    shortcuts.add("/v1/recommend", schemas.Recommend, make_list)
 
     @app.get("/v1/recommend/{user:path}", response_model=schemas.Recommended, tags=["lists"])
     async def recommend_user(
@@ -263,52 +354,55 @@ def _add_api_routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
     ) -> Response:
         """Return the best items for a user."""
         options: dict[str, Any] = {"k": k, "offset": offset, "alpha": alpha, "explain": explain}
-        return await make_list(schemas.Recommend(user=user, model=model, **options))
+        return _json(await make_list(schemas.Recommend(user=user, model=model, **options)))
 
     @app.post("/v1/recommend:batch", response_model=schemas.BatchAnswer, tags=["lists"])
     async def batch(body: schemas.Batch, request: Request) -> Response:
         """Return several lists; an entry that cannot be answered has a problem instead."""
         await renew_attributes()
+        await renew_trends()
         if len(body.requests) > limits.batch:
             raise SettingError(
                 f"a batch has at most {limits.batch:,} requests, got {len(body.requests):,}; "
                 "send it in parts"
             )
-        entries = await run_in_threadpool(_read_entries, body.requests)
+        entries = await compute(_read_entries, body.requests)
         queries = [entry for entry in entries if isinstance(entry, schemas.Recommend)]
         check_size(queries, limits)
         budget = Budget(limits)
         try:
-            lives = iter(await _read(store, timeout, _read_lives, answers, queries))
+            lives = await _read(store, timeout, lambda: [*map(answers.read_live, queries)])
         except StoreError as error:
-            lives = iter([NO_USER if query.user is None else error for query in queries])
+            lives = [NO_USER if query.user is None else error for query in queries]
+        unread = iter(lives)
 
         def answer(entry: schemas.Recommend | Exception) -> Any:
             if isinstance(entry, Exception):
                 return entry
-            live = next(lives)
+            live = next(unread)
+            if isinstance(live, Exception):
+                return live
             try:
-                return (
-                    live if isinstance(live, Exception) else answers.recommend(entry, live, budget)
-                )
+                return answers.recommend(answers.plan(entry, live, budget))
             except Exception as error:
                 return error
 
-        results = await run_in_threadpool(lambda: [answer(entry) for entry in entries])
+        results = await compute(lambda: [answer(entry) for entry in entries])
 
-        async def finish(result: Any) -> dict[str, Any]:
+        async def finish(result: Any) -> bytes:
             try:
                 if isinstance(result, Exception):
                     raise result
                 listed, mark = result
                 if mark is not None:
                     await write(mark)
-                return {"result": listed, "problem": None}
+                return b'{"result":%s,"problem":null}' % listed
             except Exception as error:
-                details = _problem(error, _refused(error), request, telemetry)
-                return {"result": None, "problem": details}
+                details = _problem(error, as_refused(error), request.scope, telemetry)
+                return b'{"result":null,"problem":%s}' % to_json(details)
 
-        return _json({"answers": await asyncio.gather(*map(finish, results))})
+        entries_json = b",".join(await asyncio.gather(*map(finish, results)))
+        return _json(b'{"answers":[%s]}' % entries_json)
 
     @app.get("/v1/similar", response_model=schemas.Similar, tags=["lists"])
     async def similar(
@@ -321,28 +415,43 @@ def _add_api_routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         await renew_attributes()
         return _json(answers.similar(item, k, model, alpha))
 
+    @app.get("/v1/trending", response_model=schemas.Trending, tags=["lists"])
+    async def trending(k: K = 20, model: ModelName = None) -> Response:
+        """Return the items with the most recent users, including those of live events."""
+        await renew_attributes()
+        return _json(await _read(store, timeout, answers.trending, k, model))
+
     @app.post("/v1/explain", response_model=schemas.Explained, tags=["lists"])
     async def explain(body: schemas.Explain) -> Response:
         """Return the contribution of each history item to the score of an item."""
+        await renew_trends()
         live = await read(answers.read_live, body)
-        return _json(await run_in_threadpool(answers.explain, body, live))
+        return _json(await compute(answers.explain, body, live))
 
     @app.post("/v1/score", response_model=schemas.Scored, tags=["lists"])
     async def score(body: schemas.Score) -> Response:
         """Return the scores of the requested items."""
+        await renew_trends()
         live = await read(answers.read_live, body)
-        return _json(await run_in_threadpool(answers.score, body, live))
+        return _json(await compute(answers.score, body, live))
 
-    @app.post("/v1/events", response_model=schemas.Accepted, tags=["events"])
-    async def events(body: schemas.Events) -> Response:
-        """Take events; after the answer they are on disk and count for the next list."""
+    async def take_events(body: schemas.Events) -> bytes:
+        if state.config.catalogue == "closed":
+            await _read(store, timeout, answers.check_announced, body.events)
         new_events, marks = answers.events(body)
         accepted = await write(store.add(new_events, marks))
         telemetry.events.labels("event").inc(accepted)
         telemetry.events.labels("seen").inc(len(marks))
         counts = {"accepted": accepted, "duplicates": len(new_events) - accepted}
         ids = [event.id for event in new_events]
-        return _json({**counts, "seen": len(marks), "ids": ids})
+        return to_json({**counts, "seen": len(marks), "ids": ids})
+
+    @app.post("/v1/events", response_model=schemas.Accepted, tags=["events"])
+    async def events(body: schemas.Events) -> Response:
+        """Take events; after the answer they are on disk and count for the next list."""
+        return _json(await take_events(body))
+
+    shortcuts.add("/v1/events", schemas.Events, take_events)
 
     @app.get("/v1/users", response_model=schemas.Users, tags=["users"])
     async def users(
@@ -361,9 +470,14 @@ def _add_api_routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
         return _json(answers.user(user, live, model))
 
     @app.delete("/v1/users/{user:path}", response_model=schemas.Forgotten, tags=["users"])
-    async def forget(user: IdPath) -> Response:
-        """Forget a user: all rows in the store now, those in a model with its next update."""
-        return _json({"user": user, "removed": await write(store.forget(user))})
+    async def forget(user: IdPath, erase: bool = False) -> Response:
+        """Forget a user: all rows in the store now, those in a model with its next update.
+
+        With `erase` the id itself is deleted as well, once no model includes the user.
+        """
+        removed = await write(store.forget(user, erase=erase))
+        remains = [name for name, served in state.models.items() if served.knows(user)]
+        return _json({"user": user, "removed": removed, "remains": remains})
 
     @app.get("/v1/items", response_model=schemas.Page, tags=["items"])
     async def items(
@@ -412,21 +526,6 @@ def _read_entries(requests: list[dict[str, Any]]) -> list[schemas.Recommend | Ex
     return entries
 
 
-def _read_lives(answers: Answers, queries: list[schemas.Recommend]) -> list[Live | Exception]:
-    """Read the events of the users of a batch; after a failure the store is not asked again."""
-    lives: list[Live | Exception] = []
-    failure: StoreError | None = None
-    for query in queries:
-        try:
-            if failure is not None and query.user is not None:
-                raise failure
-            lives.append(answers.read_live(query))
-        except StoreError as error:
-            failure = error
-            lives.append(error)
-    return lives
-
-
 def _add_operation_routes(app: FastAPI, state: State, telemetry: Telemetry) -> None:
     timeout = state.config.limits.timeout
 
@@ -450,14 +549,27 @@ def _add_operation_routes(app: FastAPI, state: State, telemetry: Telemetry) -> N
         return Response(text, media_type="text/plain; version=0.0.4")
 
     @app.get("/v1/admin/overview", response_model=schemas.Overview, tags=["operation"])
-    async def overview() -> Response:
-        """Return the numbers that the operator's view draws."""
+    async def overview(
+        past: Annotated[float, Query(ge=0, le=86_400, allow_inf_nan=False)] = 0.0,
+    ) -> Response:
+        """Return the numbers that the operator's view draws, and those of the past seconds."""
         numbers: dict[str, Any] = await run_in_threadpool(telemetry.summary, state.models.values())
         try:
             counts = await _read(state.store, timeout, state.store.counts)
         except EquipoiseError:
             counts = None
-        return _json({"time": time.time(), **numbers, "store": counts})
+        earlier = telemetry.past(past) if past else []
+        return _json({"time": time.time(), **numbers, "store": counts, "past": earlier})
+
+    comparison = RunningComparison(state.store)
+
+    @app.get(
+        "/v1/admin/experiment", response_model=schemas.ExperimentComparison, tags=["operation"]
+    )
+    async def experiment() -> Response:
+        """Return the comparison of the models of the experiment, at most a minute old."""
+        name = None if state.experiment is None else state.experiment.name
+        return _json(await run_in_threadpool(comparison.of, name))
 
     refused = {**ERRORS[404], "description": "The models could not be loaded."}
 
@@ -503,6 +615,54 @@ async def _expire(state: State) -> None:
         except EquipoiseError:
             logger.warning("old events could not be deleted")
         await asyncio.sleep(3600)
+
+
+async def _remember_numbers(state: State, telemetry: Telemetry) -> None:
+    """Keep the numbers of the operator's view once a minute."""
+    while True:
+        with suppress(OSError):  # no room on the disk
+            await run_in_threadpool(telemetry.remember, list(state.models.values()))
+        await asyncio.sleep(SAMPLE_PAUSE)
+
+
+async def _erase_forgotten(state: State) -> None:
+    """Delete the ids of users to erase once no model needs them."""
+    while True:
+        await asyncio.sleep(ERASE_AFTER)
+        try:
+            models = list(state.models.values())
+            n_users = await run_in_threadpool(erase_forgotten, state.store, models, time.time())
+            if n_users:
+                logger.info("forgotten users erased", extra={"fields": {"users": n_users}})
+        except EquipoiseError:
+            logger.warning("forgotten users could not be erased")
+
+
+async def _follow_models(state: State, telemetry: Telemetry) -> None:
+    """Load models that another process has saved."""
+    pause = state.config.follow_seconds
+    while pause is not None:
+        await asyncio.sleep(pause)
+        with suppress(EquipoiseError, OSError):  # it is logged, and the old models go on
+            if await run_in_threadpool(state.are_changed):
+                await run_in_threadpool(reload_models, state, telemetry)
+
+
+async def _measure_drift(state: State, metrics: DriftMetrics) -> None:
+    """Measure the drift of the models against their data, in one of the workers."""
+    while True:
+        await asyncio.sleep(drift.PAUSE)
+        if metrics.is_ours():
+            with suppress(EquipoiseError):
+                await run_in_threadpool(metrics.update, state, list(state.models.values()))
+
+
+async def _follow_trends(state: State) -> None:
+    """Count new events also while no lists are requested, so that few remain for the next one."""
+    while True:
+        await asyncio.sleep(TRENDS_WAIT)
+        if state.trends_are_old():
+            await run_in_threadpool(state.renew_trends, completely=True)
 
 
 def _add_page_routes(app: FastAPI) -> None:

@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import functools
 import ipaddress
 import os
 import re
 import tomllib
-import types
-import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from equipoise.checks import count, non_negative, number, period, positive
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+
+from equipoise.checks import period
 from equipoise.errors import DataError, SettingError
 
 PREFIX = "EQUIPOISE_"
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?")
 NO_TENANTS = "the service has no tenants; run one service per tenant (docs/serving.md)"
 ROLES = ("read", "write", "admin")
+STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
+def _check_name(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise SettingError(
+            f"names are made of a-z, 0-9, '-', '_' and '.', at most 64; got {name!r}"
+        )
+    return name
+
+
+def _check_period(text: str, info: ValidationInfo) -> str:
+    period(str(info.field_name), text)
+    return text
+
+
+Name = Annotated[str, AfterValidator(_check_name)]
+Period = Annotated[str, AfterValidator(_check_period)]
+
+
+class Limits(BaseModel):
     """Limits on requests.
 
     Parameters
     ----------
-    body
-        Bytes of a request body.
+    body, bulk
+        Bytes of a request body, and of the body of an import.
     headers
         Bytes of the address and the headers of a request.
     k, batch, events, history
@@ -55,32 +85,26 @@ class Limits:
         Concurrent requests of a worker; further ones get 503.
     """
 
-    body: int = 1_000_000
-    headers: int = 32_768
-    k: int = 1000
-    batch: int = 1000
-    events: int = 1000
-    history: int = 5000
-    ids: int = 200_000
-    rules: int = 10_000
-    rows: int = 100_000
-    cost: int = 5_000_000_000
-    cache: int = 64_000_000
-    rate: float = 0.0
-    timeout: float = 10.0
-    connections: int = 1000
+    model_config = STRICT
 
-    def __post_init__(self) -> None:
-        counts = ("body", "headers", "k", "batch", "events", "history", "ids", "rules", "rows")
-        for name in (*counts, "cost", "connections"):
-            count(name, getattr(self, name))
-        count("cache", self.cache, 0)
-        non_negative("rate", self.rate)
-        positive("timeout", self.timeout)
+    body: PositiveInt = 1_000_000
+    bulk: PositiveInt = 500_000_000
+    headers: PositiveInt = 32_768
+    k: PositiveInt = 1000
+    batch: PositiveInt = 1000
+    events: PositiveInt = 1000
+    history: PositiveInt = 5000
+    ids: PositiveInt = 200_000
+    rules: PositiveInt = 10_000
+    rows: PositiveInt = 100_000
+    cost: PositiveInt = 5_000_000_000
+    cache: NonNegativeInt = 64_000_000
+    rate: NonNegativeFloat = 0.0
+    timeout: PositiveFloat = 10.0
+    connections: PositiveInt = 1000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Token:
+class Token(BaseModel):
     """A token that gives access to the service.
 
     Parameters
@@ -93,29 +117,32 @@ class Token:
         "read" gets lists, "write" also sends events and attributes, "admin" also reloads.
     """
 
-    name: str
-    secret: str = dataclasses.field(repr=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+
+    name: Name
+    secret: str = Field(repr=False)
     role: Literal["read", "write", "admin"] = "read"
 
-    def __post_init__(self) -> None:
-        secret = self.secret
+    @field_validator("secret")
+    @classmethod
+    def _read_secret(cls, secret: str, info: ValidationInfo) -> str:
+        name = info.data.get("name")
         if secret.startswith("env:"):
             variable = secret.removeprefix("env:")
             secret = os.environ.get(variable, "")
             if not secret:
-                raise SettingError(f"token {self.name!r} needs the variable {variable}; set it")
+                raise SettingError(f"token {name!r} needs the variable {variable}; set it")
         if len(secret) < 16:
-            raise SettingError(f"the secret of token {self.name!r} is shorter than 16 characters")
+            raise SettingError(f"the secret of token {name!r} is shorter than 16 characters")
         if not secret.isascii() or secret != secret.strip():
             raise SettingError(
-                f"the secret of token {self.name!r} begins or ends with a space, or is not ASCII; "
+                f"the secret of token {name!r} begins or ends with a space, or is not ASCII; "
                 "no request could send it"
             )
-        object.__setattr__(self, "secret", secret)
+        return secret
 
 
-@dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(BaseModel):
     """Assigns users to models by a stable hash of the name and the user.
 
     Parameters
@@ -126,19 +153,22 @@ class Experiment:
         Shares of the users by model; scaled to sum to 1.
     """
 
-    name: str
-    models: dict[str, float]
+    model_config = STRICT
 
-    def __post_init__(self) -> None:
+    name: Name
+    models: dict[str, PositiveFloat]
+
+    @model_validator(mode="after")
+    def _check_models(self) -> Self:
         if len(self.models) < 2:
             raise SettingError(f"experiment {self.name!r} needs at least two models with shares")
-        for model, share in self.models.items():
-            positive(f"share of {model} in experiment {self.name!r}", share)
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(BaseSettings):
     """Settings of `equipoise serve`; a TOML file has the same names.
+
+    Flags override the environment (EQUIPOISE_PORT, ...), which overrides the file.
 
     Parameters
     ----------
@@ -153,8 +183,15 @@ class Config:
     drain
         Seconds from SIGTERM until the socket is closed, during which /readyz answers 503 so that a
         load balancer sends requests elsewhere.
+    watchdog
+        Seconds after which a worker whose event loop hangs is replaced, but at least twice the
+        timeout of the limits, which a busy store may take; 0 for never. One without any sign of
+        life is replaced after this time too, or after 30 seconds.
     refresh
         Time between updates of the models from the store; None for no updates.
+    follow
+        Time between looks at the model folders: models that another process has saved are loaded;
+        None for a reload only on request.
     keep
         Age at which events, marks and lists are deleted; None for never.
     weights
@@ -162,46 +199,51 @@ class Config:
         no entry.
     tokens, experiments, limits
         See their classes.
+    explore, explore_pool
+        Share of the lists that are drawn at random, from this many first items of the ranking; all
+        lists of users are then logged, for `equipoise replay`.
     cors
         Origins of other sites whose pages may call the service.
     access_log
         Log a line per request.
+    log
+        "json", "text" for people, or "auto": text on a terminal.
+    traces
+        Send traces by OpenTelemetry, as the variables OTEL_... say; needs the extra `otel`.
+    catalogue
+        "closed" refuses events on items that no model and no attribute announces.
     """
 
-    models: dict[str, str]
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="forbid", frozen=True, coerce_numbers_to_str=True
+    )
+
+    models: dict[Name, str] = {}
     store: str = "sqlite:///equipoise.db"
     host: str = "127.0.0.1"
-    port: int = 8000
-    workers: int = 1
-    drain: float = 2.0
-    refresh: str | None = None
-    keep: str | None = None
-    weights: dict[str, float] = dataclasses.field(
-        default_factory=lambda: {"view": 1.0, "dislike": -1.0}
-    )
-    tokens: list[Token] = dataclasses.field(default_factory=list)
-    experiments: list[Experiment] = dataclasses.field(default_factory=list)
-    cors: list[str] = dataclasses.field(default_factory=list)
+    port: int = Field(8000, ge=0, le=65_535)
+    workers: int = Field(1, ge=1, le=256)
+    drain: float = Field(2.0, ge=0, allow_inf_nan=False)
+    watchdog: float = Field(30.0, ge=0, allow_inf_nan=False)
+    refresh: Period | None = None
+    follow: Period | None = None
+    keep: Period | None = None
+    weights: dict[str, FiniteFloat] = {"view": 1.0, "dislike": -1.0}
+    tokens: list[Token] = []
+    experiments: list[Experiment] = []
+    explore: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
+    explore_pool: PositiveInt = 100
+    cors: list[str] = []
     access_log: bool = True
-    limits: Limits = dataclasses.field(default_factory=Limits)
+    log: Literal["auto", "json", "text"] = "auto"
+    traces: bool = False
+    catalogue: Literal["open", "closed"] = "open"
+    limits: Limits = Limits()
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if not self.models:
             raise SettingError("there is no model to serve; give a folder that `fit` wrote")
-        count("port", self.port, 0, 65_535)
-        count("workers", self.workers, 1, 256)
-        non_negative("drain", self.drain)
-        for name in ("refresh", "keep"):
-            if getattr(self, name) is not None:
-                period(name, getattr(self, name))
-        named: list[Token | Experiment] = [*self.tokens, *self.experiments]
-        for name in [*self.models, *(setting.name for setting in named)]:
-            if not NAME.fullmatch(name):
-                raise SettingError(
-                    f"names are made of a-z, 0-9, '-', '_' and '.', at most 64; got {name!r}"
-                )
-        for name, weight in self.weights.items():
-            number(f"weights of {name!r}", weight)
         _check_distinct(self.tokens)
         for experiment in self.experiments:
             for name in experiment.models:
@@ -217,36 +259,39 @@ class Config:
                 f"without tokens the service listens on loopback addresses only, not on "
                 f"{self.host}; give tokens, or leave host out"
             )
+        return self
 
     @property
     def keep_seconds(self) -> float | None:
         """Age in seconds at which events are deleted."""
         return None if self.keep is None else period("keep", self.keep)
 
+    @property
+    def hung_seconds(self) -> float:
+        """Seconds after which a worker counts as hung; 0 for never."""
+        return max(self.watchdog, 2 * self.limits.timeout) if self.watchdog else 0.0
+
+    @property
+    def follow_seconds(self) -> float | None:
+        """Seconds between looks at the model folders."""
+        return None if self.follow is None else period("follow", self.follow)
+
     @classmethod
     def read(
         cls,
         path: str | os.PathLike[str] | None = None,
         flags: Mapping[str, Any] | None = None,
-        environment: Mapping[str, str] = os.environ,
     ) -> Self:
-        """Read settings; flags override the environment, which overrides the file."""
+        """Read settings from a TOML file and the environment; flags override both."""
         values = {} if path is None else _read_toml(Path(path))
-        for name in ("store", "host", "port", "workers", "drain", "refresh", "keep"):
-            text = environment.get(PREFIX + name.upper())
-            if text is not None:
-                values[name] = _number(text)
+        values = {name: v for name, v in values.items() if PREFIX + name.upper() not in os.environ}
         values |= {name: value for name, value in (flags or {}).items() if value is not None}
-        values.setdefault("models", {})
-        config: Self = _build(cls, values, "")
-        return config
-
-
-def _number(text: str) -> int | float | str:
-    """Return a text as a number if it is one."""
-    if text.isdecimal():
-        return int(text)
-    return float(text) if re.fullmatch(r"\d+\.\d+", text) else text
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise SettingError(_message(error)) from None  # the error may contain secrets
+        except SettingsError as error:
+            raise SettingError(f"{error}; write tables and lists as JSON") from error
 
 
 def _check_distinct(tokens: Iterable[Token]) -> None:
@@ -289,55 +334,27 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise DataError(f"{path} is not a TOML file: {error}") from error
 
 
-def _build(kind: Any, table: Any, where: str) -> Any:
-    """Build a dataclass from a TOML table; the error for an unknown key names the nearest one."""
-    if not isinstance(table, Mapping):
-        raise SettingError(f"{where or 'the settings'} must be a table, got {table!r}")
-    hints = typing.get_type_hints(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind)}
-    values = {}
-    for key, value in table.items():
+def _message(error: ValidationError) -> str:
+    """Return the message for the first invalid setting; unknown ones come first."""
+    errors = error.errors()
+    first = next((entry for entry in errors if entry["type"] == "extra_forbidden"), errors[0])
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    location, key = first["loc"], str(first["loc"][-1])
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    where = "".join(parts).removeprefix(".")
+    if first["type"] == "missing":
+        return f"{where} is missing"
+    if first["type"] == "extra_forbidden":
         if key in ("tenant", "tenants"):
-            raise SettingError(f"{where}{key}: {NO_TENANTS}")
-        if key not in fields:
-            raise SettingError(f"unknown setting {where + key!r}{_nearest(key, fields)}")
-        values[key] = _value(hints[key], value, where + key)
-    for name, field in fields.items():
-        is_required = field.default is field.default_factory is dataclasses.MISSING
-        if is_required and name not in values:
-            raise SettingError(f"{where}{name} is missing")
-    return kind(**values)
-
-
-def _value(kind: Any, value: Any, where: str) -> Any:
-    """Convert a TOML value to this type."""
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in parts:
-            return None
-        kind = next(part for part in parts if part is not type(None))
-        return _value(kind, value, where)
-    if dataclasses.is_dataclass(kind):
-        return _build(kind, value, f"{where}.")
-    if origin is list:
-        if not isinstance(value, list):
-            raise SettingError(f"{where} must be a list, got {value!r}")
-        return [_value(parts[0], part, f"{where}[{n}]") for n, part in enumerate(value)]
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise SettingError(f"{where} must be a table, got {value!r}")
-        return {name: _value(parts[1], part, f"{where}.{name}") for name, part in value.items()}
-    if origin is Literal:
-        if value not in parts:
-            raise SettingError(f"{where} must be one of {', '.join(parts)}, got {value!r}")
-        return value
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is str and isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        raise SettingError(f"{where} must be of type {kind.__name__}, got {value!r}")
-    return value
+            return f"{where}: {NO_TENANTS}"
+        tables: dict[Any, type[BaseModel]]
+        tables = {"limits": Limits, "tokens": Token, "experiments": Experiment}
+        table = Config if len(location) == 1 else tables[location[0]]
+        return f"unknown setting {where!r}{_nearest(key, table.model_fields)}"
+    # "Input should be a valid dictionary or instance of Limits"
+    text = first["msg"].partition(" or instance")[0].replace("valid dictionary", "table")
+    return f"{where} must{text.partition('should')[2]}, got {first['input']!r}"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import bisect
 import json
 import math
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,9 @@ RESAMPLES = 9_999
 ALPHA = 0.05
 SMALLEST_ARM = 10  # users; the variance of fewer is too uncertain
 RATIO_ALPHA = 0.001  # strict, as a false alarm stops a valid experiment
+DAY = 86_400.0
+SHOWN_FOR = 60.0  # seconds that a service shows a comparison
+MOST_LISTS = 50_000  # that a service compares, in about a second
 
 
 def compare_clicks(
@@ -95,6 +100,35 @@ def compare_clicks(
         "switched_users": sum(len(seen) > 1 for seen in models_of_user.values()),
         "how": method,
     }
+
+
+class RunningComparison:
+    """The comparison of an experiment that a service shows; made anew at most once a minute."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._comparing = store, threading.Lock()
+        self._comparison: dict[str, Any] = {}
+        self._compared = -math.inf
+
+    def of(self, name: str | None) -> dict[str, Any]:
+        """Return the comparison, by clicks within a day; one thread at a time."""
+        with self._comparing:
+            if monotonic() - self._compared > SHOWN_FOR:
+                self._comparison, self._compared = self._compare(name), monotonic()
+            return self._comparison
+
+    def _compare(self, name: str | None) -> dict[str, Any]:
+        n_lists = 0 if name is None else self._store.count_lists(name)
+        if name is not None and 0 < n_lists <= MOST_LISTS:
+            return compare_clicks(self._store, name, DAY)
+        reason = "No experiment is running." if name is None else "It has no lists yet."
+        if n_lists:
+            reason = (
+                f"Its {n_lists:,} lists are too many to compare while the service answers; "
+                f"run `equipoise experiment {name}`."
+            )
+        empty: dict[str, Any] = {"models": [], "tests": [], "shares": None, "switched_users": 0}
+        return {"experiment": name, **empty, "how": reason}
 
 
 def compare_arms(baseline: str, other: str, rates: Mapping[str, Floats]) -> dict[str, Any]:
@@ -178,6 +212,13 @@ def check_shares(
 
 def clicked_lists(shown: Iterable[Any], clicks: Iterable[Any], within: float) -> set[str]:
     """Return the ids of the lists that were followed by an event on one of their items."""
+    return set(clicked_items(shown, clicks, within))
+
+
+def clicked_items(
+    shown: Iterable[Any], clicks: Iterable[Any], within: float
+) -> dict[str, set[str]]:
+    """Return the clicked items by list: those with an event, of the lists that have any."""
     lists_of_user: dict[str, list[tuple[float, str, frozenset[str]]]] = {}
     list_by_id: dict[str, tuple[str, frozenset[str]]] = {}
     for list_id, user, _, time, text in shown:
@@ -186,12 +227,12 @@ def clicked_lists(shown: Iterable[Any], clicks: Iterable[Any], within: float) ->
         list_by_id[list_id] = user, items
     for rows in lists_of_user.values():
         rows.sort(key=lambda row: row[0])
-    clicked = set()
+    clicked: dict[str, set[str]] = {}
     for user, item, time, list_id in clicks:
         if list_id in list_by_id:
             owner, items = list_by_id[list_id]
             if owner == user and item in items:
-                clicked.add(list_id)
+                clicked.setdefault(list_id, set()).add(item)
             continue
         rows = lists_of_user.get(user, [])
         earlier = rows[: bisect.bisect_right(rows, time, key=lambda row: row[0])]
@@ -199,6 +240,6 @@ def clicked_lists(shown: Iterable[Any], clicks: Iterable[Any], within: float) ->
             if time - start > within:
                 break
             if item in items:
-                clicked.add(earlier_id)
+                clicked.setdefault(earlier_id, set()).add(item)
                 break
     return clicked

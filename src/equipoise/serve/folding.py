@@ -6,18 +6,18 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 import scipy.sparse as sp
 
-from equipoise.data.events import Events, as_types
+from equipoise.data.catalogue import Catalogue
+from equipoise.data.events import Events, as_types, summed
+from equipoise.data.ids import IdIndex
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import cell_keys
-from equipoise.data.pairs import summed
 from equipoise.errors import EquipoiseError
 from equipoise.models import Recommender, load
 from equipoise.serve.store import Change, Event, Store
@@ -168,9 +168,9 @@ def _as_interactions(model: Recommender, events: Sequence[Event]) -> Interaction
         shape = (len(names[0]), len(names[1]))
         matrix = sp.csr_array((np.ones(len(events), np.float32), tuple(places)), shape=shape)
         matrix.data[:] = 1  # duplicates count once
-    labels = _labels(data, names[1])
+    catalogue = _catalogue(data, names[1])
     new_events = None if past is None else collected
-    return Interactions(matrix, names[0], names[1], events=new_events, labels=labels)
+    return Interactions(matrix, names[0], names[1], events=new_events, catalogue=catalogue)
 
 
 def _quantity(event: Event, weighing: Mapping[str, float]) -> float:
@@ -180,13 +180,12 @@ def _quantity(event: Event, weighing: Mapping[str, float]) -> float:
     return -1.0 if weighing[event.type] > 0 > event.weight else 1.0
 
 
-def _labels(data: Interactions, items: list[Any]) -> pl.DataFrame | None:
-    """Return the labels of these items, empty for new ones."""
-    if data.labels is None:
+def _catalogue(data: Interactions, items: list[Any]) -> Catalogue | None:
+    """Return the rows of the catalogue for these items, empty for new ones."""
+    if data.known_items is None:
         return None
-    places = data.item_index.positions(items, unknown="skip")
-    known = pl.Series(places >= 0)
-    return data.labels[np.maximum(places, 0)].with_columns(pl.when(known).then(pl.all()))
+    known_items = data.known_items.over(data.item_index, IdIndex(items, "item"))
+    return replace(known_items, new_items=None)
 
 
 def fold_saved(path: str, store: Store, out: str | None = None) -> dict[str, Any]:
@@ -224,8 +223,8 @@ def main() -> int:
     for path in sys.argv[1:]:
         try:
             logger.info("model folded", extra={"fields": fold_saved(path, store)})
-        except EquipoiseError as error:
-            logger.error("%s", error)
+        except (EquipoiseError, OSError) as error:  # such as a full disk
+            logger.error("the model in %s was not updated: %s", path, error)
             code = 1
     store.close()
     return code

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote_to_bytes
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
 
 from equipoise.errors import EquipoiseError, NotFittedError, UnknownIdError
 from equipoise.serve.config import Config
 from equipoise.serve.security import HEADERS, PAGE_HEADERS, Gate, Refused
 from equipoise.serve.store import StoreError
-from equipoise.serve.telemetry import Telemetry
+from equipoise.serve.telemetry import RequestEntry, Telemetry
 
 logger = logging.getLogger("equipoise.serve")
 
@@ -25,7 +29,16 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+EXCHANGE = "equipoise.exchange"  # extension of our HTTP protocol
 BODIED = ("POST", "PUT", "PATCH")
+JSON, NDJSON = "application/json", "application/x-ndjson"
+PARQUET = "application/vnd.apache.parquet"
+# media types of the routes whose bodies may have up to limits.bulk bytes; other routes take JSON.
+# HTML forms of other sites can send none of them.
+BULK: dict[tuple[str, str], tuple[str, ...]] = {
+    ("POST", "/v1/events:import"): (NDJSON, PARQUET),
+    ("POST", "/v1/items"): (NDJSON,),
+}
 
 
 def problem(status: int, kind: str, detail: str, instance: str) -> dict[str, Any]:
@@ -39,6 +52,16 @@ def as_refused(error: Exception) -> Refused:
     """Return the answer to an error, without paths, traces or data of other users."""
     if isinstance(error, Refused):
         return error
+    if isinstance(error, (RequestValidationError, ValidationError)):
+        # name the wrong fields; their values may be anything and are not repeated
+        messages = []
+        for entry in error.errors()[:5]:
+            field = ".".join(str(part) for part in entry["loc"] if part != "body")[:200]
+            messages.append(f"{field}: {entry['msg']}" if field else str(entry["msg"]))
+        return Refused(422, "invalid", "; ".join(messages))
+    if isinstance(error, HTTPException):
+        kind = {404: "not-found", 405: "method"}.get(error.status_code, "bad-request")
+        return Refused(error.status_code, kind, str(error.detail), dict(error.headers or {}))
     if isinstance(error, StoreError):
         return Refused(503, "store-unavailable", str(error), {"retry-after": "1"})
     if isinstance(error, UnknownIdError):
@@ -56,7 +79,6 @@ class Guard:
         self._config, self._limits = config, config.limits
         self._gate, self.telemetry = Gate(config), telemetry
         self._open = 0
-        self._metrics: dict[tuple[str, int], Any] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -64,7 +86,9 @@ class Guard:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
-        call = Call(scope, receive, send, self._limits.body, self._limits.timeout)
+        is_bulk = (scope["method"], scope["path"]) in BULK
+        limit = self._limits.bulk if is_bulk else self._limits.body
+        call = Call(scope, receive, send, limit, self._limits.timeout, in_parts=is_bulk)
         self._open += 1
         try:
             self._enter(call)
@@ -85,41 +109,33 @@ class Guard:
             raise Refused(503, "busy", "too many requests at once", {"retry-after": "1"})
         client = (scope.get("client") or ("", 0))[0]
         _check_path(scope)
-        names = ("authorization", "host", "origin")
-        values = {name: headers.get(name.encode(), b"").decode("latin-1") for name in names}
         scope.setdefault("state", {})["request"] = call.id
-        bearer = self._gate.enter(scope["method"], scope["path"], client, **values)
-        call.bearer = bearer.name if bearer is not None else ""
+        bearer = self._gate.enter(
+            scope["method"],
+            scope["path"],
+            client,
+            authorization=headers.get(b"authorization", b"").decode("latin-1"),
+            host=headers.get(b"host", b"").decode("latin-1"),
+            origin=headers.get(b"origin", b"").decode("latin-1"),
+        )
+        if bearer is not None:
+            call.bearer = bearer.name
         if scope["method"] in BODIED:
             length = headers.get(b"content-length", b"0")
-            if length.isdigit() and int(length) > self._limits.body:
-                raise too_large(self._limits.body)
-            kind = headers.get(b"content-type", b"application/json").split(b";")[0].strip()
-            if (
-                kind.lower() != b"application/json"
-            ):  # HTML forms of other sites can send other types
-                raise Refused(415, "media-type", "send application/json")
+            if length.isdigit() and int(length) > call.limit:
+                raise too_large(call.limit)
+            kinds = BULK.get((scope["method"], scope["path"]), (JSON,))
+            kind = headers.get(b"content-type", kinds[0].encode()).split(b";")[0].strip()
+            if kind.decode("latin-1").lower() not in kinds:
+                raise Refused(415, "media-type", f"send {' or '.join(kinds)}")
 
     def _count(self, call: Call, seconds: float) -> None:
         route = getattr(call.scope.get("route"), "path", "other")
         status = call.status or 499  # the client went away
-        key = (route, status)
-        if key not in self._metrics:
-            counter = self.telemetry.requests.labels(route, str(status))
-            self._metrics[key] = counter, self.telemetry.seconds.labels(route)
-        counter, times = self._metrics[key]
-        counter.inc()
-        times.observe(seconds)
-        if self._config.access_log:
-            fields = {
-                "request": call.id,
-                "method": call.scope["method"],
-                "route": route,
-                "status": status,
-                "ms": round(1000 * seconds, 2),
-                "token": call.bearer,
-            }
-            logger.info("request", extra={"fields": fields})
+        method = call.scope["method"]
+        self.telemetry.request(
+            RequestEntry(time.time(), call.id, method, route, status, seconds, call.bearer)
+        )
 
 
 def _check_path(scope: Scope) -> None:
@@ -138,10 +154,20 @@ def too_large(limit: int) -> Refused:
 
 
 class Call:
-    """One request: enforces the limits on its body and adds headers to its answer."""
+    """One request: enforces the limits on its body and adds headers to its answer.
+
+    The body has to arrive within `timeout`, or each part of it with `in_parts`.
+    """
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, limit: int, timeout: float
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        limit: int,
+        timeout: float,
+        *,
+        in_parts: bool = False,
     ) -> None:
         self.scope = scope
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
@@ -151,13 +177,26 @@ class Call:
         self.bearer = ""
         self.status = 0
         self._receive, self._send = receive, send
-        self._limit, self._size, self._is_complete = limit, 0, False
+        extensions = scope.get("extensions")
+        self._exchange = extensions.get(EXCHANGE) if extensions else None
+        self._is_sized = False  # whether the answer has a length and leaves the connection open
+        self._start: Message | None = None  # of the answer, held back until its body is known
+        self.limit, self._size, self._is_complete = limit, 0, False
+        self._timeout, self._in_parts = timeout, in_parts
         self._end = asyncio.get_running_loop().time() + timeout
 
     async def receive(self) -> Message:
         """Return the next part of the body."""
         if self._is_complete:
             return await self._receive()
+        body = None if self._exchange is None else self._exchange.take_body()
+        if body is not None:
+            self._is_complete = True
+            if self._size + len(body) > self.limit:
+                raise too_large(self.limit)
+            return {"type": "http.request", "body": body, "more_body": False}
+        if self._in_parts:
+            self._end = asyncio.get_running_loop().time() + self._timeout
         try:
             async with asyncio.timeout_at(self._end):
                 message = await self._receive()
@@ -165,33 +204,49 @@ class Call:
             raise Refused(408, "timeout", "the body did not arrive in time") from None
         self._size += len(message.get("body", b""))
         self._is_complete = not message.get("more_body", False)
-        if self._size > self._limit:
-            raise too_large(self._limit)
+        if self._size > self.limit:
+            raise too_large(self.limit)
         return message
 
     async def send(self, message: Message) -> None:
-        """Send a part of the answer, with further headers."""
+        """Send a part of the answer, with further headers; the start goes with the body."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message["headers"], (b"x-request-id", self.id.encode()), HEADERS[0]]
-            if not any(name == b"cache-control" for name, _ in headers):
+            names = dict(message["headers"])
+            if b"cache-control" not in names:
                 headers.append(HEADERS[1])
-            if any(v.startswith(b"text/html") for n, v in headers if n == b"content-type"):
+            if names.get(b"content-type", b"").startswith(b"text/html"):
                 headers += PAGE_HEADERS
-            message = {**message, "headers": headers}
+            self._start = {**message, "headers": headers}
+            self._is_sized = b"content-length" in names and b"connection" not in names
+            return
+        start, self._start = self._start, None
+        if start is not None:
+            is_whole = self._is_sized and not message.get("more_body", False)
+            if is_whole and self._exchange is not None:
+                body = message.get("body", b"")
+                if self._exchange.answer(start["status"], start["headers"], body):
+                    return
+            await self._send(start)
         await self._send(message)
 
     async def refuse(self, refused: Refused) -> None:
         """Answer with problem details."""
         details = problem(refused.status_code, refused.kind, refused.detail, self.id)
-        body = json.dumps(details).encode()
         headers = [
-            (b"content-type", b"application/problem+json"),
-            (b"content-length", str(len(body)).encode()),
-            *((name.encode(), value.encode()) for name, value in (refused.headers or {}).items()),
+            (name.encode(), value.encode()) for name, value in (refused.headers or {}).items()
         ]
         if refused.status_code in (408, 413):
             headers.append((b"connection", b"close"))  # the rest of the body is not read
-        start = {"type": "http.response.start", "status": refused.status_code, "headers": headers}
-        await self.send(start)
-        await self.send({"type": "http.response.body", "body": body})
+        await send_json(self.send, to_json(details), refused.status_code, headers)
+
+
+async def send_json(
+    send: Send, body: bytes, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    """Send an answer; problem details from status 400 on."""
+    kind = b"application/problem+json" if status >= 400 else b"application/json"
+    start = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": body})

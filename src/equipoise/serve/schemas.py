@@ -95,7 +95,7 @@ class Who(Body):
 
     @model_validator(mode="after")
     def _check_one(self) -> Who:
-        if (self.user, self.history, self.session).count(None) != 2:
+        if (self.user is None) + (self.history is None) + (self.session is None) != 2:
             raise ValueError("give one of user, history and session")
         return self
 
@@ -105,10 +105,17 @@ class Recommend(Who):
 
     k: Length = Field(default=20, description="Length of the list.")
     offset: Offset = Field(default=0, description="Places to skip, for the next page.")
-    exclude: Ids = Field(default=[], description="Items to leave out.")
+    # not `default=[]`, which pydantic would copy for each request
+    exclude: Ids = Field(
+        default_factory=list,
+        json_schema_extra={"default": []},
+        description="Items to leave out.",
+    )
     candidates: Ids | None = Field(default=None, description="Items to choose from.")
     filters: Annotated[dict[Name, Plain | Plains], BeforeValidator(_check_fields)] = Field(
-        default={}, description="Attributes and the values they may have."
+        default_factory=dict,
+        json_schema_extra={"default": {}},
+        description="Attributes and the values they may have.",
     )
     rules: Annotated[dict[str, Any], AfterValidator(_check_unicode_within)] | None = Field(
         default=None, description="Rules as in docs/rules.md: pin, boost, at_most, diversity, ..."
@@ -197,10 +204,22 @@ class Attributes(Body):
 
     @model_validator(mode="after")
     def _check_size(self) -> Attributes:
-        names = self.model_dump()
+        names = [*type(self).model_fields, *(self.model_extra or ())]
         if len(names) > 50 or any(len(name) > 64 for name in names):
             raise ValueError("an item has at most 50 attributes, with names of at most 64 letters")
         return self
+
+
+class DescribedItem(Attributes):
+    """An item with its attributes, as a line of a bulk request."""
+
+    item: Id
+
+
+class DescribedItems(BaseModel):
+    """The number of items whose attributes were replaced."""
+
+    items: int
 
 
 class Reason(BaseModel):
@@ -272,6 +291,28 @@ class Similar(Answered):
     item: str
     title: str
     items: list[Item]
+
+
+class TrendingItem(BaseModel):
+    """An item that is popular lately."""
+
+    item: str
+    title: str
+    rank: int
+    recent_users: float = Field(description="Its users, each counted by the age of the last use.")
+    users: int = Field(description="Training users of the item.")
+    tail: bool
+
+
+class Trending(BaseModel):
+    """The items with the most recent users."""
+
+    model: str
+    version: str
+    item_ids: IdKind = ITEM_IDS
+    half_life: float = Field(description="Age in seconds at which a use counts half.")
+    time: float | None = Field(description="The last use, at which ages are 0.")
+    items: list[TrendingItem]
 
 
 class Explained(Answered):
@@ -350,6 +391,64 @@ class Forgotten(BaseModel):
 
     user: str
     removed: int
+    remains: list[str] = Field(
+        description="Models whose training data include the user until their next update."
+    )
+
+
+class StoredEvent(BaseModel):
+    """An event in the store."""
+
+    number: int = Field(description="Its place in the order of arrival.")
+    id: str
+    user: str
+    item: str
+    type: str
+    weight: float
+    time: float
+    list_id: str | None
+
+
+class EventPage(BaseModel):
+    """Events in the order of their arrival."""
+
+    events: list[StoredEvent]
+    next: int | None = Field(description="`after` of the next page; null on the last one.")
+
+
+class DeletedEvent(BaseModel):
+    """An event that the store no longer has."""
+
+    id: str
+    models: list[str] = Field(description="Models that have learned from it already.")
+
+
+class Imported(BaseModel):
+    """Numbers of events read, and of those on disk now, known before, and seen marks."""
+
+    rows: int
+    accepted: int
+    duplicates: int
+    seen: int
+
+
+class PersonalData(BaseModel):
+    """Everything about a user: rows of the store by table, and training data by model."""
+
+    user: str
+    events: list[dict[str, Any]]
+    seen: list[dict[str, Any]]
+    lists: list[dict[str, Any]]
+    forgotten: list[dict[str, Any]]
+    training: dict[str, list[dict[str, Any]]]
+
+
+class Forecast(BaseModel):
+    """Quality to expect after the last event, measured on earlier slices of time."""
+
+    values: dict[str, dict[str, float]] = Field(description="Figures and intervals by metric.")
+    yardsticks: dict[str, float] = Field(description="The same figure of simple rivals, by name.")
+    verdict: str | None = Field(description="Whether the model is better than these.")
 
 
 class ModelFacts(BaseModel):
@@ -373,6 +472,10 @@ class ModelFacts(BaseModel):
     head: int
     curve: list[int] = Field(description="Users of the items, most popular first.")
     shown: float = Field(description="Share of the items that were listed since it was loaded.")
+    half_life: float | None = Field(
+        description="Age at which /v1/trending counts a use half, in seconds; null without times."
+    )
+    forecast: Forecast | None
 
 
 class Models(BaseModel):
@@ -400,7 +503,29 @@ class Overview(BaseModel):
     coverage: dict[str, float]
     unknown: dict[str, float]
     events: dict[str, float]
+    drift_events: dict[str, float] = Field(description="Latest events measured, by model.")
+    drift_unknown: dict[str, float | None] = Field(
+        description="Share of these events, and of their users, that the model does not know."
+    )
+    drift_popularity: dict[str, float | None] = Field(
+        description="Population stability index of item popularity; null with too few events."
+    )
+    drift_overlap: dict[str, float | None] = Field(
+        description="Share of the items of lists that the lists at the fit had."
+    )
     store: dict[str, int] | None
+    past: list[dict[str, Any]] = Field(description="The same numbers at earlier times.")
+
+
+class ExperimentComparison(BaseModel):
+    """The models of the running experiment, compared by the clicks on their lists."""
+
+    experiment: str | None
+    models: list[dict[str, Any]] = Field(description="Users, lists and click rate by model.")
+    tests: list[dict[str, Any]] = Field(description="Each model against the first, with verdict.")
+    shares: dict[str, Any] | None = Field(description="Whether users are spread as planned.")
+    switched_users: int
+    how: str = Field(description="The method; or why there is no comparison.")
 
 
 class Health(BaseModel):

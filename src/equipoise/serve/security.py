@@ -17,10 +17,13 @@ from equipoise.serve.config import ROLES, Config, is_loopback
 
 OPEN = {"/healthz", "/readyz", "/", "/docs", "/openapi.json"}
 # paths for the roles "read" and "write"; anything else needs "admin"
-READ_PATHS = {"/v1/similar", "/v1/users", "/v1/items", "/v1/models", "/v1/model"}
+READ_PATHS = {
+    *("/v1/similar", "/v1/trending", "/v1/users", "/v1/items", "/v1/models", "/v1/model")
+}
 READ_PREFIXES = ("/v1/recommend/", "/v1/users/", "/v1/items/")
 READ_POSTS = {"/v1/recommend", "/v1/recommend:batch", "/v1/explain", "/v1/score"}
-WRITE_PREFIXES = {"PUT": "/v1/items/", "DELETE": "/v1/users/"}
+WRITE_POSTS = {"/v1/events", "/v1/items"}
+WRITE_PREFIXES = {"PUT": ("/v1/items/",), "DELETE": ("/v1/users/", "/v1/events/")}
 ADDRESSES = 10_000  # clients whose rate is tracked
 WRONG_BURST, WRONG_RATE = 20.0, 0.5  # wrong tokens per address: at once, then per second
 HOSTS = re.compile(r"(localhost|127(?:\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
@@ -63,10 +66,9 @@ def needed_role(method: str, path: str) -> str:
         return "read"
     if method == "POST" and path in READ_POSTS:
         return "read"
-    if method == "POST" and path == "/v1/events":
+    if method == "POST" and path in WRITE_POSTS:
         return "write"
-    prefix = WRITE_PREFIXES.get(method)
-    return "write" if prefix is not None and path.startswith(prefix) else "admin"
+    return "write" if path.startswith(WRITE_PREFIXES.get(method, ())) else "admin"
 
 
 class Gate:

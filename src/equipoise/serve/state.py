@@ -2,48 +2,65 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import datetime as dt
 import functools
 import hashlib
 import itertools
 import json
 import logging
+import math
+import sys
 import threading
 import time
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
+from pydantic_core import to_json
 
+from equipoise.checks import moment
+from equipoise.data.attributes import as_moments
+from equipoise.data.catalogue import Catalogue as CatalogueOfData
+from equipoise.data.catalogue import alike, id_name
+from equipoise.data.events import Events
 from equipoise.data.ids import IdIndex
 from equipoise.data.interactions import Interactions
 from equipoise.data.storage import MANIFEST
-from equipoise.errors import DataError, EquipoiseError, UnknownIdError
+from equipoise.errors import DataError, EquipoiseError, SettingError, UnknownIdError
 from equipoise.evaluation.metrics import head_items
 from equipoise.models import Recommender, load
-from equipoise.models.histories import Request, Unknowns
-from equipoise.models.recommendations import add_up
-from equipoise.ranking.ranker import score, score_items, top_k
-from equipoise.ranking.rules import ItemRules, as_rules
-from equipoise.ranking.terms import Constant, Term
+from equipoise.models.histories import Request
+from equipoise.models.recommendations import Reasons
+from equipoise.ranking.ranker import rank_row
+from equipoise.ranking.rules import ItemRules, as_rules, is_timed
+from equipoise.ranking.terms import Term
 from equipoise.serve.config import Config, Experiment, Limits
-from equipoise.serve.costs import PAIRS, ByteCache, rules_of_user, scoring_steps
 from equipoise.serve.folding import event_value, increment_of, split_at_dislikes
 from equipoise.serve.store import TENANT, Event, Live, LiveEvent, Store, StoreError
+from equipoise.serve.trends import LiveTrend
 
 logger = logging.getLogger(__name__)
 
 Positions = npt.NDArray[np.integer[Any]]
 Mask = npt.NDArray[np.bool_]
+Value = TypeVar("Value")
 DIALS = 32  # values of alpha whose terms are cached, at most
 DIAL_BYTES = 1 << 26  # of that cache; a value of alpha takes two numbers per item
 FRESH = 1.0  # seconds between two checks whether another worker has changed attributes
-SKIP = Unknowns("skip", "skip")
+ENCODED = 100_000  # items whose facts are kept as JSON, at most
+MOST_COLUMNS = 64  # attributes whose values are kept by position
+FEW_CHANGES = 10  # share of the items in which more changes are not worked into the columns
 CURVE = 100  # points of the popularity curve
+TREND_PAUSES = 0.25, 0.75  # seconds between two looks at new events, at least and at most
+TREND_SHARE = 50  # a look that takes a second is followed by this many of pause
 NOTHING = np.empty(0, np.int64)
 
 
@@ -79,14 +96,26 @@ class History:
 class Listed:
     """A ranked list: positions of items, their scores and the source of the list.
 
-    `pins` are ids of pinned items that the model does not know; their positions follow those of
-    the model's items.
+    `pins` are ids and titles of pinned items that the model does not know; their positions follow
+    those of the model's items.
     """
 
     places: Positions
     scores: npt.NDArray[Any]
     source: str
-    pins: list[Any] = field(default_factory=list)
+    pins: list[tuple[Any, str]] = field(default_factory=list)
+
+    def after(self, offset: int) -> Listed:
+        """Return the list without its first places."""
+        return dataclasses.replace(self, places=self.places[offset:], scores=self.scores[offset:])
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """What ranks items: a model and its terms by alpha, with the trend at one time."""
+
+    model: Recommender
+    terms: Callable[[float | None], list[Term]]
 
 
 def saved_version(name: str, folder: str) -> str:
@@ -98,7 +127,7 @@ def saved_version(name: str, folder: str) -> str:
 
 
 class Served:
-    """A loaded model, ready to answer; immutable."""
+    """A loaded model, ready to answer; only its trend changes, with the events in the store."""
 
     def __init__(self, name: str, folder: str, model: Recommender, version: str) -> None:
         self.name, self.folder, self.model, self.version = name, folder, model, version
@@ -106,27 +135,64 @@ class Served:
         self.data, self.n_items = data, data.n_items
         self.items, self.users = data.item_index, data.user_index
         self.ids: list[Any] = data.items.tolist()
-        titles = self.ids if data.labels is None else data.labels.to_series(0).to_list()
-        self.titles = [str(t or i) for t, i in zip(titles, self.ids, strict=True)]
+        self.titles = data._titles
         self.counts = data.item_counts
         self.head = head_items(self.counts) if self.n_items else np.zeros(0, np.bool_)
         self.order = np.argsort(-self.counts, kind="stable")
         self.rank = np.empty(self.n_items, np.int64)
         self.rank[self.order] = np.arange(self.n_items)
         self.is_weighted = data.weighted
+        X = data.matrix
+        self._rows = X.indptr, np.asarray(X.indices), np.asarray(X.data)
         self.fitted = (Path(folder) / MANIFEST).stat().st_mtime
         self.loaded = time.time()
         self.event = self.forgotten = 0  # row numbers of the last ones the model includes
         self._folded_titles = [title.casefold() for title in self.titles]
-        self._popular: list[Term] = [Constant(self.counts.astype(np.float32))]
         dials = max(2, min(DIALS, DIAL_BYTES // (16 * max(self.n_items, 1))))
-        self.terms = functools.lru_cache(dials)(model.terms)
-        # linear models are ranked here directly; other models rank by their own methods
-        self.is_plain = model.fold_in and not model.ordered
+        self.terms = functools.lru_cache(dials)(model._terms)  # without the trend
+        self.trend: LiveTrend | None = None
+        self.ranking = self._ranking()
+        self.is_plain = model.fold_in and not model.ordered  # a history is a row of weights
         self.alpha = model.alpha_
+        self._is_used = self.counts > 0
+        self._item_json: dict[int, bytes] = {}
         terms = self.terms(None) if self.is_plain else []
         # assume that other models look at all items for each item of the history
         self._steps = scoring_steps(terms, self.n_items) if terms else (0.0, float(self.n_items))
+
+    def _ranking(self, counts: npt.NDArray[np.float64] | None = None) -> Ranking:
+        """Return what ranks items, for other recent users of the items than those of the fit."""
+        trend, terms = self.model.trend_, self.terms
+        if trend is None:
+            return Ranking(self.model, terms)
+        model = self.model
+        if counts is not None:
+            trend, model = trend.with_counts(counts), copy.copy(model)
+            model.trend_ = trend
+
+        @functools.lru_cache(terms.cache_parameters()["maxsize"])
+        def trended(alpha: float | None) -> list[Term]:
+            return trend.applied_to(terms(alpha))
+
+        return Ranking(model, trended)
+
+    def follow(self, store: Store, *, completely: bool) -> bool:
+        """Count the new events in the store; return whether all of them are counted.
+
+        One thread at a time.
+        """
+        if self.trend is None:
+            self.trend = LiveTrend(self.model, self.event, self.forgotten)
+        has_changed, is_complete = self.trend.read(store)
+        while completely and not is_complete:
+            _, is_complete = self.trend.read(store)
+        if has_changed and self.model.trend_ is not None:
+            self.ranking = self._ranking(self.trend.counts)
+        return is_complete
+
+    def knows(self, user: str) -> bool:
+        """Whether the training data include a user."""
+        return bool(find(self.users, [user])[0] >= 0)
 
     def steps(self, length: int) -> float:
         """Return the steps of scoring all items for a history of this length."""
@@ -140,22 +206,46 @@ class Served:
         served = cls(name, folder, model, version)
         if store is not None:
             served.event, served.forgotten = store.folded(model.data_fingerprint_)
+            if model.trend_ is not None:
+                served.follow(store, completely=True)
         data = served.data
         for user in {-1, int(np.argmax(data.user_counts)) if data.n_users else -1}:
             served.top(served.training_history(user), 5, np.ones(served.n_items, np.bool_))
         return served
 
+    def item_json(self, place: int) -> bytes:
+        """Return what a list says of an item wherever it is listed, as the start of an object."""
+        text = self._item_json.get(place)
+        if text is None:
+            facts: dict[str, Any] = {"item": str(self.ids[place]), "title": self.titles[place]}
+            facts |= {"tail": not self.head[place], "users": int(self.counts[place])}
+            if len(self._item_json) >= ENCODED:
+                self._item_json.clear()
+            text = self._item_json[place] = to_json(facts)[:-1]
+        return text
+
+    def names_of(self, listed: Listed) -> list[str]:
+        """Return the ids of a list as text."""
+        ids, pins, n_items = self.ids, listed.pins, self.n_items
+        places = listed.places.tolist()
+        return [str(ids[n] if n < n_items else pins[n - n_items][0]) for n in places]
+
+    @functools.cached_property
+    def origin_json(self) -> dict[str, bytes]:
+        """What an answer says of its model, by source, as the start of an object."""
+        facts = {"model": self.name, "version": self.version, "item_ids": self.items.kind_name}
+        return {name: to_json({**facts, "source": name})[:-1] for name in ("model", "popular")}
+
     def training_history(self, user: int) -> History:
         """Return the history that a training user was fitted with; an empty one for -1."""
         if user < 0:
             return History(NOTHING, np.empty(0, np.float32), NOTHING)
-        if self.model.ordered and self.data.sequences is not None:
-            clicks = self.data.sequences.take(np.array([user])).items.astype(np.int64)
+        if self.model.ordered and self.data._sequences is not None:
+            clicks = self.data._sequences.take(np.array([user])).items.astype(np.int64)
             return History(clicks, np.ones(len(clicks), np.float32), clicks, user)
-        X = self.data.matrix
-        low, high = X.indptr[user], X.indptr[user + 1]
-        places = X.indices[low:high].astype(np.int64)
-        return History(places, X.data[low:high], places, user)
+        offsets, places, weights = self._rows
+        part = slice(offsets[user], offsets[user + 1])
+        return History(places[part], weights[part], places[part], user)
 
     def history_of_items(self, items: Sequence[str]) -> History:
         """Return a history of items by their ids, in this order."""
@@ -163,7 +253,7 @@ class Served:
         unknown = [items[n] for n in np.flatnonzero(places < 0).tolist()]
         known = places[places >= 0]
         if self.model.signals is not None and len(known):
-            row = self.model._rows_of([[self.ids[place] for place in known]], SKIP)
+            row = self.model._weigh_events(_as_events(known))
             return History(row.indices.astype(np.int64), row.data, np.unique(known), -1, unknown)
         places = known if self.model.ordered else np.unique(known)
         return History(places, np.ones(len(places), np.float32), places, -1, unknown)
@@ -174,7 +264,7 @@ class Served:
         Weights add up, or an item counts once where it does so in the training data. A dislike
         removes the item with everything before it. Used and disliked items stay hidden.
         """
-        place = int(find(self.users, [user])[0])
+        place = self.users.find(user)
         base = self.training_history(-1 if live.forgotten > self.forgotten else place)
         if not live.events and not live.seen:
             return base
@@ -227,16 +317,35 @@ class Served:
             data = past if data is None else past.union(data)
         if data is None:
             return base.places, base.weights
-        row = self.model._rows_of(data, SKIP)
+        row = self.model._weigh(data, "skip")
         return row.indices.astype(np.int64), row.data
 
-    def row(self, history: History) -> Any:
-        """Return the history as a sparse row."""
-        offsets = np.array([0, len(history.places)])
-        places = history.places.astype(np.int32)
-        row = sp.csr_array((history.weights, places, offsets), shape=(1, self.n_items))
-        row.has_canonical_format = True
-        return row
+    def request(
+        self, history: History, allowed: Mask | None = None, user: str | None = None, **more: Any
+    ) -> Request:
+        """Return a history in the form that the model ranks.
+
+        `user` selects the rules that name a user.
+        """
+        places, trained = history.places, None
+        if self.is_plain:
+            parts = history.weights, places.astype(np.int32), np.array([0, len(places)])
+            row = sp.csr_array(parts, shape=(1, self.n_items))
+            row.has_canonical_format = True
+        elif not self.model.fold_in and history.user >= 0:
+            trained = np.array([history.user])
+            row = self.data.matrix[trained]
+        else:
+            row = self.model._weigh_events(_as_events(places))
+        return Request(
+            [user],
+            row,
+            np.array([self.is_cold(history)]),
+            trained=trained,
+            allowed=allowed,
+            has_names=user is not None,
+            **more,
+        )
 
     def top(
         self,
@@ -246,79 +355,54 @@ class Served:
         alpha: float | None = None,
         rules: ItemRules | None = None,
         user: str | None = None,
+        with_trend: bool = True,
     ) -> Listed:
         """Return the k best allowed items; popular ones for an empty history.
 
         `user` selects the rules that name a user.
         """
-        pins = [] if rules is None or rules.unknown_pins is None else rules.unknown_pins.ids
+        ranking = self.ranking
+        if rules is None and self.is_plain and not self.is_cold(history):
+            terms = ranking.terms(alpha) if with_trend else self.terms(alpha)
+            ranked = rank_row(terms, history.places, history.weights, k, allowed)
+            return Listed(*ranked, "model")
+        pins: list[tuple[Any, str]] = []
+        used = None
+        if rules is not None and rules.unknown_pins is not None:
+            unknown = rules.unknown_pins
+            pins = list(zip(unknown.ids, unknown.titles, strict=True))
+            used = np.array([[str(item) in history.unknown for item in unknown.ids]], np.bool_)
+        request = self.request(history, allowed, user, used_pins=used)
         k = min(k, max(self.n_items, 1) + len(pins))
-        is_cold = self.is_cold(history)
-        terms = self.terms(alpha)  # raises where the model takes no alpha
-        if rules is not None or not (self.is_plain or is_cold):
-            used = np.array([[str(item) in history.unknown for item in pins]], np.bool_)
-            if self.is_plain or is_cold:
-                request = Request([user], None, self.row(history), np.ones(1, np.bool_))
-            else:
-                request = self.model._request(self._as_model_input(history, user), Unknowns())
-            request = replace(request, has_names=user is not None, used_pins=used)
-            ranked = self.model._listed(request.within(allowed), terms, k, False, rules, None)
-        else:
-            scored_by = self._popular if is_cold else terms
-            row = self.row(history)
-            ranked = top_k(scored_by, row, k, exclude_seen=False, candidates=allowed)
-        places = ranked.items[0, : ranked.lengths[0]]
-        return Listed(places, ranked.scores[0], "popular" if is_cold else "model", pins)
+        # raises where the model takes no alpha
+        terms = ranking.terms(alpha) if with_trend else self.terms(alpha)
+        lists = ranking.model._rank_rows(request, terms, k, exclude_seen=False, rules=rules)
+        length = lists.lengths[0]
+        source = "popular" if request.cold[0] else "model"
+        return Listed(lists.items[0, :length], lists.scores[0, :length], source, pins)
 
     def is_cold(self, history: History) -> bool:
         """Whether a history is empty, or no training user has its items."""
-        return not self.counts[history.places].any()
-
-    def _as_model_input(self, history: History, user: str | None = None) -> Any:
-        """Return a history for a model that is not linear: ids of clicks, or of the user."""
-        if not self.model.fold_in and history.user >= 0:
-            return [self.users.values[history.user]]
-        return {user: [self.ids[place] for place in history.places]}
+        return not self._is_used.take(history.places).any()
 
     def scores(self, history: History, places: Positions, alpha: float | None) -> list[Any]:
-        """Return the scores of these items for a history; None for a cold one."""
-        if self.is_cold(history):
-            self.terms(alpha)
+        """Return the scores of these items for a history; None without a score."""
+        allowed = np.zeros(self.n_items, np.bool_)
+        allowed[places] = True
+        listed = self.top(history, max(len(places), 1), allowed, alpha)
+        if listed.source == "popular":
             return [None] * len(places)
-        if self.is_plain:
-            scores = score(self.terms(alpha), self.row(history))
-        else:
-            scores = self.model.score(self._as_model_input(history), alpha=alpha)
-        return list(scores[0, places].tolist())
+        scores = dict(zip(listed.places.tolist(), listed.scores.tolist(), strict=False))
+        return [scores.get(place) for place in places.tolist()]
 
     def reasons(
-        self, history: History, places: Positions, alpha: float | None, most: int
-    ) -> list[list[tuple[int, float]]]:
+        self, history: History, places: Positions, alpha: float | None, most: int | None = None
+    ) -> list[Reasons]:
         """Return, for each of these items, the history items that contribute most to its score."""
         if not self.model.explains or not self.is_plain:
             raise DataError(f"model {self.name!r} cannot give reasons; use a linear model")
-        if self.is_cold(history) or not len(places):
-            return [[] for _ in places]
-        step = max(1, PAIRS // len(history.places))
-        parts = [places[start : start + step] for start in range(0, len(places), step)]
-        return [row for part in parts for row in self._reasons(history, part, alpha, most)]
-
-    def _reasons(
-        self, history: History, places: Positions, alpha: float | None, most: int
-    ) -> list[list[tuple[int, float]]]:
-        terms, sources = self.terms(alpha), history.places.astype(np.int32)
-        shape, offsets = (len(sources), self.n_items), np.arange(len(sources) + 1)
-        one_item_rows = sp.csr_array((history.weights, sources, offsets), shape=shape)
-        pairs = np.tile(offsets[:-1], len(places)), np.repeat(places, len(sources))
-        parts = score_items(terms, one_item_rows, *pairs).astype(np.float64)
-        totals = score(terms, self.row(history))[0, places].astype(np.float64)
-        reasons = []
-        for column, total in zip(parts.reshape(len(places), -1), totals, strict=True):
-            order = np.argsort(-np.abs(column), kind="stable")
-            shares = add_up(column[order], float(total))[:most]
-            strongest = sources[order[:most]]
-            reasons.append(list(zip(strongest.tolist(), shares.tolist(), strict=True)))
-        return reasons
+        request, terms = self.request(history), self.ranking.terms(alpha)
+        return self.model._explain_rows(request, terms, [places], most)[0]
 
     def search(self, text: str, limit: int, offset: int) -> tuple[list[int], int]:
         """Return the items whose title or id contains a text, and their total number.
@@ -343,8 +427,105 @@ class Served:
         return [int(n) for n in self.counts[self.order[places]]]
 
 
+def _as_events(places: Positions) -> Events:
+    return Events(places.astype(np.int32), np.array([0, len(places)]))
+
+
+def rules_of_user(rules: Mapping[str, Any], user: Any) -> dict[str, Any]:
+    """Return rules without those of other users.
+
+    >>> rules_of_user({"pin": ["tea"], "users": {"ann": {}, "bob": {}}}, "ann")
+    {'pin': ['tea'], 'users': {'ann': {}}}
+    """
+    users = rules.get("users")
+    if not isinstance(users, Mapping):
+        return dict(rules)
+    user_rules = (
+        {} if user is None else {name: users[name] for name in (str(user),) if name in users}
+    )
+    return {**rules, "users": user_rules}
+
+
+def scoring_steps(terms: Sequence[Term], n_items: int) -> tuple[float, float]:
+    """Return the steps to score all items: fixed ones, and those per history item."""
+    fixed, per_item = float(n_items), 0.0
+    for term in terms:
+        stored = [getattr(term, name, None) for name in ("matrix", "data", "left")]
+        sizes = [array.size for array in stored if isinstance(array, np.ndarray)]
+        if term.constant is None:
+            per_item += sum(sizes) / max(n_items, 1) if sizes else n_items
+        fixed += term.buffer_size * n_items
+    return fixed, per_item
+
+
+class ByteCache:
+    """LRU cache with a limit in bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self.size = limit, 0
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._changing = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """Return the value of a key; a missing one is made, and stored if it fits."""
+        with self._changing:
+            if key in self._values:
+                self._values.move_to_end(key)
+                cached: Value = self._values[key][0]
+                return cached
+        value = make()
+        size = count_bytes(key) + count_bytes(value)
+        with self._changing:
+            if size <= self._limit and key not in self._values:
+                self._values[key] = value, size
+                self.size += size
+            while self.size > self._limit:
+                _, (_, freed) = self._values.popitem(last=False)
+                self.size -= freed
+        return value
+
+
+def count_bytes(value: Any) -> int:
+    """Return the approximate memory of a value and its parts."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes + 128
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        return 64 + sum(map(count_bytes, parts))
+    if isinstance(value, Mapping):
+        return sys.getsizeof(value) + sum(map(count_bytes, [*value, *value.values()]))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return sys.getsizeof(value) + sum(map(count_bytes, value))
+    return sys.getsizeof(value)
+
+
+class Column:
+    """An attribute of the items, followed by the new items, and the items by value."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, series: pl.Series, n_items: int) -> None:
+        self.series, self._n_items = series, n_items
+        self.number = next(self._numbers)  # part of keys of the cache
+
+    @functools.cached_property
+    def _items(self) -> dict[Any, list[int]]:
+        items: dict[Any, list[int]] = {}
+        for place, cell in enumerate(self.series.head(self._n_items).to_list()):
+            for part in _plain_parts(_json_value(cell)):
+                items.setdefault(part, []).append(place)
+        return items
+
+    def mask(self, allowed: Sequence[Any]) -> Mask:
+        """Return the items that have one of these values."""
+        mask = np.zeros(self._n_items, np.bool_)
+        for value in allowed:
+            mask[self._items.get(value, [])] = True
+        return mask
+
+
 class Catalogue:
-    """The attributes of items: the columns of the model's labels, overridden by the store's."""
+    """The attributes of items: the columns of the model's catalogue, overridden by the store's."""
 
     _numbers = itertools.count()
 
@@ -355,92 +536,244 @@ class Catalogue:
         cache: ByteCache | None = None,
     ) -> None:
         self.served, self.stored = served, stored
-        self._cache = ByteCache(Limits.cache) if cache is None else cache
-        self._number = next(self._numbers)  # part of the cache keys; entries outlive this object
+        self._cache = ByteCache(Limits().cache) if cache is None else cache
+        # part of keys of the cache, where entries outlive this object; the same after changes
+        self._number = next(self._numbers)
+        known_items = served.data.known_items
+        self._own = CatalogueOfData(pl.DataFrame()) if known_items is None else known_items
+        self._own_names = self._own.frame.columns
+        self._title = next(iter(self._own_names), "title")
+        self._stored_names = Counter(itertools.chain.from_iterable(stored.values()))
         self.available = np.ones(served.n_items, np.bool_)
-        names = list(stored)
-        self._places = dict(zip(names, find(served.items, names).tolist(), strict=True))
-        for item, attributes in stored.items():
-            if self._places[item] >= 0 and attributes.get("available") is False:
-                self.available[self._places[item]] = False
-        self._values = functools.lru_cache(64)(self._column)
+        hidden = [item for item, values in stored.items() if values.get("available") is False]
+        places = find(served.items, hidden)
+        self.available[places[places >= 0]] = False
+        self._columns: dict[str, Column] = {}
+
+    def changed(
+        self,
+        stored: Mapping[str, Mapping[str, Any]],
+        changes: Mapping[str, Mapping[str, Any]],
+    ) -> Catalogue:
+        """Return the catalogue after the attributes of a few items have changed to `stored`.
+
+        Attributes whose values remain are not looked up again.
+        """
+        catalogue = copy.copy(self)
+        vars(catalogue).pop("data", None)
+        catalogue.stored = stored
+        catalogue.available = self.available.copy()
+        catalogue._stored_names = names = self._stored_names.copy()
+        changed_names: set[str] = set()
+        has_new_items = False
+        for item, values in changes.items():
+            old = self.stored.get(item, {})
+            names.subtract(list(old))
+            names.update(list(values))
+            differs = {n for n in {*old, *values} if not _equals(old.get(n), values.get(n))}
+            changed_names |= differs | (old.keys() ^ values.keys())
+            place = self.served.items.find(item)
+            if place >= 0:
+                catalogue.available[place] = values.get("available") is not False
+            has_new_items |= place < 0 and item not in self.stored
+        if "_places" in vars(self):
+            places = {item: self.served.items.find(item) for item in changes}
+            known = {item: place for item, place in places.items() if place >= 0}
+            vars(catalogue)["_places"] = self._places | known
+        if has_new_items:
+            vars(catalogue).pop("_places", None)
+            catalogue._columns = {}
+        else:
+            columns = list(self._columns.items())
+            catalogue._columns = {n: column for n, column in columns if n not in changed_names}
+        return catalogue
+
+    @functools.cached_property
+    def _places(self) -> dict[str, int]:
+        """Positions of the stored items and of new items, which follow those of the model."""
+        stored = list(self.stored)
+        known = dict(zip(stored, find(self.served.items, stored).tolist(), strict=True))
+        unknown = [item for item, place in known.items() if place < 0]
+        new_ids = dict.fromkeys([*map(str, self._own.new_index.values.tolist()), *unknown])
+        new = {item: self.served.n_items + n for n, item in enumerate(new_ids)}
+        return new | {item: place for item, place in known.items() if place >= 0}
 
     def attributes(self, place: int) -> dict[str, Any]:
-        """Return all attributes of an item."""
-        labels = self.served.data.labels
-        row = {} if labels is None else labels.row(place, named=True)
-        attributes = {name: value for name, value in row.items() if _is_plain(value)}
-        return attributes | dict(self.stored.get(str(self.served.ids[place]), {}))
+        """Return all attributes of an item, as JSON has them."""
+        catalogue = self.served.data.catalogue
+        row = {} if catalogue is None else catalogue.row(place, named=True)
+        return _as_json(row) | dict(self.stored.get(str(self.served.ids[place]), {}))
+
+    def unknown_attributes(self, item: Any) -> dict[str, Any]:
+        """Return the attributes of an item that the model does not know."""
+        known_items, row = self._own, {}
+        if known_items.new_items is not None:
+            place = int(known_items.new_index.positions([item], unknown="skip")[0])
+            if place >= 0:
+                row = known_items.new_items.row(place, named=True)
+                del row[known_items.new_items.columns[0]]
+        return _as_json(row) | dict(self.stored.get(str(item), {}))
 
     def names(self) -> list[str]:
         """Return the names of all attributes."""
-        labels = self.served.data.labels
-        columns = [] if labels is None else labels.columns
-        return sorted(set(columns).union(*self.stored.values()))
+        stored = [name for name, number in self._stored_names.items() if number > 0]
+        return sorted({*self._own_names, *stored})
 
-    def _column(self, name: str) -> list[Any]:
-        labels = self.served.data.labels
-        values: list[Any] = [None] * self.served.n_items
-        if labels is not None and name in labels.columns:
-            values = labels[name].to_list()
-        for item, attributes in self.stored.items():
-            if name in attributes and self._places[item] >= 0:
-                values[self._places[item]] = attributes[name]
-        return values
+    def _column(self, name: str) -> Column:
+        column = self._columns.get(name)
+        if column is None:
+            places, n_items = self._places, self.served.n_items
+            n_new_items = sum(place >= n_items for place in places.values())
+            model_column = _stacked(self._own, name, n_items, n_new_items)
+            changes = {places[i]: row[name] for i, row in self.stored.items() if name in row}
+            while len(self._columns) >= MOST_COLUMNS:
+                self._columns.pop(next(iter(self._columns)), None)
+            column = Column(_changed(model_column, changes).alias(name), n_items)
+            self._columns[name] = column
+        return column
 
     @functools.cached_property
     def data(self) -> Interactions:
-        """The items with all attributes as their labels; rules refer to these."""
+        """The items and new items with a catalogue of all attributes; rules refer to these."""
         if not self.stored:
             return self.served.data
-        labels = pl.DataFrame({name: _series(self._values(name)) for name in self.names()})
+        items = self.served.items
+        new_ids = [item for item, place in self._places.items() if place >= len(items)]
+        names = dict.fromkeys([self._title, *self.names()])
+        frame = pl.DataFrame([self._column(name).series for name in names])
+        new_items = None
+        if new_ids:
+            ids = pl.Series(id_name(frame.columns), new_ids, dtype=pl.String)
+            new_items = frame[len(items) :].insert_column(0, ids)
+        catalogue = CatalogueOfData(frame[: len(items)], new_items)
         no_users = sp.csr_array((0, self.served.n_items), dtype=np.float32)
-        return Interactions(no_users, [], self.served.items, labels=labels)
+        return Interactions(no_users, [], items, catalogue=catalogue)
 
     def rules(self, rules: Mapping[str, Any] | None, user: str | None = None) -> ItemRules | None:
         """Return the rules of a request, without those of other users, on the model's items."""
         if not rules:
             return None
         text = json.dumps(rules_of_user(rules, user), sort_keys=True)
+        minute = int(time.time() // 60) if is_timed(rules) else 0
 
         def look_up() -> ItemRules | None:
             item_rules = as_rules(json.loads(text))
-            return None if item_rules is None else item_rules.on(self.data)
+            return None if item_rules is None else item_rules.on(self.data, self.served.counts)
 
-        return self._cache.get((self._number, text), look_up)
+        known = {self._title, *self._own_names, *self._stored_names}
+        names = sorted(known.intersection([self._title, *_texts_in(rules)]))
+        columns = tuple(self._column(name).number for name in names)
+        return self._cache.get((self._number, columns, text, minute), look_up)
 
     def mask(self, name: str, allowed: tuple[Any, ...]) -> Mask:
         """Return the items whose attribute has one of these values."""
-        key = (self._number, name, allowed)
-        return self._cache.get(key, lambda: self._mask(name, allowed))
-
-    def _mask(self, name: str, allowed: tuple[Any, ...]) -> Mask:
-        if name not in self.names():
+        if name not in self._own_names and self._stored_names[name] <= 0:
             known = ", ".join(self.names()) or "none"
             raise DataError(f"no item has an attribute {name!r}; known are {known}")
-        allowed_set = set(allowed)
-        matches = (_has_one_of(value, allowed_set) for value in self._values(name))
-        return np.fromiter(matches, np.bool_, self.served.n_items)
+        column = self._column(name)
+        return self._cache.get((column.number, allowed), lambda: column.mask(allowed))
 
     def shows_unknown(self, item: Any, filters: Mapping[str, Sequence[Any]]) -> bool:
         """Whether an item that the model does not know is available and passes filters."""
-        attributes = self.stored.get(str(item), {})
+        attributes = self.unknown_attributes(item)
         passes = all(_has_one_of(attributes.get(name), values) for name, values in filters.items())
         return passes and attributes.get("available") is not False
 
 
 def _has_one_of(value: Any, allowed: Container[Any]) -> bool:
-    """Whether an attribute, or any element of a list, is among these values."""
+    return any(part in allowed for part in _plain_parts(value))
+
+
+def _equals(one: Any, other: Any) -> bool:
+    """Whether two values of an attribute are the same, of the same type."""
+    return type(one) is type(other) and repr(one) == repr(other)
+
+
+def _texts_in(value: Any) -> set[str]:
+    """Return all texts in rules, among them the names of the attributes that they depend on."""
+    texts: set[str] = set()
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            waiting += [*part, *part.values()]
+        elif isinstance(part, (list, tuple)):
+            waiting += part
+        elif isinstance(part, str):
+            texts.add(part)
+    return texts
+
+
+def _plain_parts(value: Any) -> list[Any]:
     parts = value if isinstance(value, (list, tuple)) else [value]
-    return any(_is_plain(part) and part in allowed for part in parts)
+    return [part for part in parts if _is_plain(part)]
 
 
-def _series(values: list[Any]) -> pl.Series:
-    """Return a column of attributes; of type object where their types differ."""
+def _stacked(known_items: CatalogueOfData, name: str, n_items: int, n_new_items: int) -> pl.Series:
+    """Return an attribute of the items, of the new items of a catalogue, and nulls for others."""
+    empty = pl.Series(name, [None] * (n_items + n_new_items))
+    if name not in known_items.frame.columns:
+        return empty
+    parts = [known_items.frame[name]]
+    if known_items.new_items is not None:
+        parts.append(known_items.new_items[name])
+    column = pl.concat(parts)
+    return column.extend(empty[len(column) :].cast(column.dtype))
+
+
+def _changed(column: pl.Series, changes: Mapping[int, Any]) -> pl.Series:
+    """Return a column with the values of a store at these places.
+
+    Text is a date or a list where the column holds those; where the types differ, the column
+    becomes one of type object.
+    """
+    if not changes:
+        return column
+    values: list[Any] = [None] * len(column)
+    for place, value in changes.items():
+        values[place] = value
     try:
-        return pl.Series(values)
-    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
-        return pl.Series(values, dtype=pl.Object)
+        new = pl.Series(values)
+        if new.dtype == pl.String and column.dtype.is_temporal():
+            new = as_moments(column.name, np.array([_seconds(value) for value in values]))
+        if isinstance(column.dtype, pl.List) and not isinstance(new.dtype, pl.List):
+            new = pl.Series([None if value is None else [str(value)] for value in values])
+        old, new = alike(column, new.alias(column.name))
+        is_changed = pl.Series(np.isin(np.arange(len(column)), list(changes)))
+        return new.zip_with(is_changed, old)
+    except (
+        DataError,
+        SettingError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        pl.exceptions.PolarsError,
+    ):
+        cells = column.to_list()
+        for place, value in changes.items():
+            cells[place] = value
+        return pl.Series(cells, dtype=pl.Object)
+
+
+def _seconds(value: Any) -> float:
+    return math.nan if value is None else moment("a date", value)
+
+
+def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes that JSON has; embeddings and the like are left out."""
+    values = {name: _json_value(value) for name, value in row.items()}
+    return {
+        name: value for name, value in values.items() if value is not None or row[name] is None
+    }
+
+
+def _json_value(value: Any) -> Any:
+    """Return dates as text and lists of text as they are; None for what JSON lacks."""
+    if isinstance(value, (dt.date, dt.time)):
+        return value.isoformat()
+    if isinstance(value, list):
+        return value if all(isinstance(part, str) for part in value) else None
+    return value if _is_plain(value) else None
 
 
 def _is_plain(value: Any) -> bool:
@@ -481,6 +814,8 @@ class State:
         self._checked = time.monotonic()
         self._catalogues: dict[str, Catalogue] = {}
         self._renewing = threading.Lock()
+        self._next_look = 0.0  # at new events
+        self._counting = threading.Lock()
         self._reloading = threading.Lock()
 
     def model(self, name: str | None) -> Served:
@@ -502,10 +837,25 @@ class State:
             self.models, self._catalogues = models, {}
             return {name: served.version for name, served in models.items()}
 
+    def are_changed(self) -> bool:
+        """Whether any model was saved anew since it was loaded."""
+        return any(
+            saved_version(served.name, served.folder) != served.version
+            for served in self.models.values()
+        )
+
     def _renew(self, served: Served) -> Served:
         if saved_version(served.name, served.folder) == served.version:
             return served
         return Served.open(served.name, served.folder, self.store)
+
+    def unannounced(self, items: Iterable[str]) -> list[str]:
+        """Return the items that no model knows and that have no attributes."""
+        names = [item for item in dict.fromkeys(items) if item not in self._attributes]
+        for served in self.models.values():
+            places = find(served.items, names)
+            names = [name for name, place in zip(names, places, strict=True) if place < 0]
+        return names
 
     def attributes_are_old(self) -> bool:
         """Whether to check if another process has changed attributes."""
@@ -523,13 +873,66 @@ class State:
         try:
             version = self.store.attribute_version()
             if version != self._version or at_once:
-                self._attributes = self.store.all_attributes()
-                self._version, self._catalogues = version, {}
+                self._read_attributes(version)
         except StoreError:
             if at_once:
                 raise
         finally:
             self._renewing.release()
+
+    def _read_attributes(self, version: str | None) -> None:
+        """Read the attributes that have changed since the known version, or all of them."""
+        last = _change_number(self._version)
+        if last is None or _change_number(version) is None:
+            self._attributes, self._catalogues = self.store.all_attributes(), {}
+        else:
+            changes = self.store.all_attributes(last)
+            attributes, catalogues = {**self._attributes, **changes}, self._catalogues
+            is_small = FEW_CHANGES * len(changes) < len(attributes) + 1_000
+            self._catalogues = {
+                name: known.changed(attributes, changes)
+                for name, known in catalogues.items()
+                if is_small and known.stored is self._attributes
+            }
+            self._attributes = attributes
+        self._version = version
+
+    def trends_are_old(self) -> bool:
+        """Whether to count the events that have arrived, for models with a trend."""
+        if time.monotonic() < self._next_look:
+            return False
+        if any(served.model.trend_ is not None for served in self.models.values()):
+            return True
+        self._next_look = time.monotonic() + FRESH  # a model with a trend may be loaded
+        return False
+
+    def renew_trends(self, *, completely: bool = False) -> None:
+        """Count the events that have arrived; without an answer of the store the trend stays.
+
+        One thread at a time. Counts a limited number of events, or all of them with `completely`.
+        """
+        if not self._counting.acquire(blocking=completely):
+            return  # another thread is counting
+        start, is_complete = time.monotonic(), True
+        try:
+            for served in self.models.values():
+                if served.model.trend_ is not None:
+                    is_complete &= served.follow(self.store, completely=completely)
+        except StoreError:
+            pass
+        finally:
+            shortest, longest = TREND_PAUSES
+            now = time.monotonic()
+            pause = min(max(TREND_SHARE * (now - start), shortest), longest)
+            self._next_look = now + pause if is_complete else now
+            self._counting.release()
+
+    def trend_of(self, served: Served) -> tuple[LiveTrend, npt.NDArray[np.float64]]:
+        """Return the live trend of a model and its counts with all events that have arrived."""
+        with self._counting:
+            served.follow(self.store, completely=True)
+            assert served.trend is not None
+            return served.trend, served.trend.counts
 
     def catalogue(self, served: Served) -> Catalogue:
         """Return the attributes of a model's items."""
@@ -538,6 +941,11 @@ class State:
         if known is None or known.served is not served or known.stored is not self._attributes:
             known = self._catalogues[served.name] = Catalogue(served, self._attributes, self.cache)
         return known
+
+
+def _change_number(version: str | None) -> int | None:
+    """Return the number of a change of attributes; None if an older service made it."""
+    return int(version) if version is not None and version.isdigit() else None
 
 
 def allowed_items(
@@ -552,6 +960,8 @@ def allowed_items(
 ) -> Mask:
     """Return a mask of the items that may be listed."""
     allowed = catalogue.available.copy()
+    if exclude_seen:
+        allowed[history.hidden] = False
     if candidates is not None:
         places = find(served.items, candidates)
         mask = np.zeros(served.n_items, np.bool_)
@@ -559,8 +969,7 @@ def allowed_items(
         allowed &= mask
     for name, values in (filters or {}).items():
         allowed &= catalogue.mask(name, tuple(values))
-    excluded = find(served.items, exclude)
-    allowed[excluded[excluded >= 0]] = False
-    if exclude_seen:
-        allowed[history.hidden] = False
+    if exclude:
+        excluded = find(served.items, exclude)
+        allowed[excluded[excluded >= 0]] = False
     return allowed

@@ -1,5 +1,8 @@
 """Metrics for Prometheus, summed over all workers.
 
+Requests and lists are noted while they are answered, and counted and logged by a thread a moment
+later, many at a time.
+
 Workers count in memory-mapped files. Writing to a mapped page for which the disk has no room kills
 the process (SIGBUS), so room is allocated before a file is mapped. A worker that gets no room
 counts in its own memory.
@@ -8,13 +11,14 @@ counts in its own memory.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
+import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,11 +32,15 @@ from prometheus_client import (
 )
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
+from pydantic_core import from_json, to_json
 
 from equipoise.serve.state import Served
 
 logger = logging.getLogger(__name__)
+requests_logger = logging.getLogger("equipoise.serve")
 
+PAUSE = 0.1  # seconds until what was noted is counted and logged
+MOST_NOTED = 50_000  # requests that wait for that
 BUCKETS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
 SHOWN = "shown-"
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # folder of the files; set before this module is imported
@@ -47,7 +55,14 @@ SUMMARY = {
     "equipoise_coverage": ("coverage", "model"),
     "equipoise_unknown_total": ("unknown", "kind"),
     "equipoise_events_total": ("events", "kind"),
+    "equipoise_drift_events": ("drift_events", "model"),
+    "equipoise_drift_unknown_share": ("drift_unknown", "model", "kind"),
+    "equipoise_drift_popularity": ("drift_popularity", "model"),
+    "equipoise_drift_list_overlap": ("drift_overlap", "model"),
 }
+SAMPLE_PAUSE = 60.0  # seconds between two samples of these numbers
+SAMPLES = 24 * 60  # that a worker remembers
+POINTS = 240  # of a curve in the operator's view
 
 
 def allocate(descriptor: int, size: int) -> None:
@@ -58,6 +73,25 @@ def allocate(descriptor: int, size: int) -> None:
     start = os.fstat(descriptor).st_size  # macOS lacks the call
     while start < size:
         start += os.pwrite(descriptor, bytes(min(size - start, 1 << 16)), start)
+
+
+class RequestEntry(NamedTuple):
+    """An answered request, as the log shows it."""
+
+    time: float
+    request: str
+    method: str
+    route: str
+    status: int
+    seconds: float
+    token: str
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of its line in the log."""
+        fields = self._asdict()
+        fields["time"] = round(self.time, 3)
+        fields["ms"] = round(1000 * fields.pop("seconds"), 2)
+        return fields
 
 
 class NumberFile:
@@ -148,17 +182,13 @@ def _bitmap_name(served: Served) -> str:
 class Telemetry:
     """Metrics of a worker; `registry` returns those of all workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, logs_requests: bool = False) -> None:
         folder = os.environ.get(FOLDER)
-        self._folder = Path(folder) if folder else None
+        self.folder = self._folder = Path(folder) if folder else None
         registry = self._registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"equipoise_{name}", text, labels, registry=registry)
-
-        def gauge(name: str, text: str) -> Gauge:
-            options: dict[str, Any] = {"registry": registry, "multiprocess_mode": "mostrecent"}
-            return Gauge(f"equipoise_{name}", text, ["model"], **options)
 
         self.requests = counter("requests", "Requests.", "route", "status")
         self.seconds = Histogram(
@@ -179,32 +209,109 @@ class Telemetry:
         self.events = counter("events", "Events accepted.", "kind")
         self.store_errors = counter("store_errors", "Errors of the event store.")
         self.reloads = counter("reloads", "Reloads.", "result")
-        self.age = gauge("model_age_seconds", "Time since the model was saved.")
-        self.coverage = gauge("coverage", "Share of the items listed since the model was loaded.")
-        self._list_counters = functools.lru_cache(1024)(self._make_list_counters)
+        self.age = self.gauge("model_age_seconds", "Time since the model was saved.", "model")
+        self.coverage = self.gauge(
+            "coverage", "Share of the items listed since the model was loaded.", "model"
+        )
         self._bitmaps: dict[str, npt.NDArray[np.uint8]] = {}
+        self._samples: deque[tuple[float, bytes]] = deque(maxlen=SAMPLES)  # times and JSON
+        self._requests: list[RequestEntry] = []
+        self._lists: list[tuple[Served, Any, str]] = []
+        self._lines: list[RequestEntry] = []
+        self._logs_requests = logs_requests
+        self._lost = 0  # lines of the log
+        self._settling = threading.Lock()
+        self._is_waiting = False  # whether a thread will count what was noted
+
+    def request(self, entry: RequestEntry) -> None:
+        """Note an answered request."""
+        self._requests.append(entry)
+        if not self._is_waiting:
+            self._is_waiting = True
+            threading.Thread(target=self._follow, name="telemetry", daemon=True).start()
+        elif len(self._requests) > MOST_NOTED:  # the thread waits for a log that nobody reads
+            self.settle()
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        """Return a new gauge, whose value is the latest one of any worker."""
+        options: dict[str, Any] = {"registry": self._registry, "multiprocess_mode": "mostrecent"}
+        return Gauge(f"equipoise_{name}", text, labels, **options)
 
     def listed(self, served: Served, places: Any, source: str) -> None:
-        """Count a list: its source, head and tail, popularity and coverage."""
-        n = len(places)
-        lists, in_head, in_tail, popularity = self._list_counters(served.name, source)
-        lists.inc()
-        if n:
-            head = int(served.head[places].sum())
-            in_head.inc(head)
-            in_tail.inc(n - head)
-            popularity.inc(float(served.rank[places].sum()) / served.n_items)
-            self._bitmap(served)[places] = 1
+        """Note a list."""
+        self._lists.append((served, places, source))
 
-    def _make_list_counters(
-        self, model: str, source: str
-    ) -> tuple[Counter, Counter, Counter, Counter]:
-        """Return the counters of a model's lists; cached, as `labels` is slower than `inc`."""
-        shown = self.shown.labels(model, "head"), self.shown.labels(model, "tail")
-        return self.lists.labels(model, source), *shown, self.popularity.labels(model)
+    def _follow(self) -> None:
+        """Count and log until there is nothing new."""
+        while True:
+            time.sleep(PAUSE)
+            if not self._requests:
+                self._is_waiting = False
+                if not self._requests:
+                    return
+                self._is_waiting = True
+            self.settle()
+            self.write_lines()
+
+    def settle(self) -> None:
+        """Count what was noted."""
+        with self._settling:
+            requests, self._requests = self._requests, []
+            lists, self._lists = self._lists, []
+            times: dict[str, list[float]] = {}
+            statuses: dict[tuple[str, int], int] = {}
+            for entry in requests:
+                times.setdefault(entry.route, []).append(entry.seconds)
+                key = entry.route, entry.status
+                statuses[key] = statuses.get(key, 0) + 1
+            for (route, status), number in statuses.items():
+                self.requests.labels(route, str(status)).inc(number)
+            for route, seconds in times.items():
+                self._observe(route, seconds)
+            by_kind: dict[tuple[Served, str], list[Any]] = {}
+            for served, places, source in lists:
+                by_kind.setdefault((served, source), []).append(places)
+            for (served, source), listed in by_kind.items():
+                self._count_lists(served, source, listed)
+            if self._logs_requests:
+                room = MOST_NOTED - len(self._lines)
+                self._lines += requests[:room]
+                self._lost += max(0, len(requests) - room)
+
+    def write_lines(self) -> None:
+        """Log the requests that were counted."""
+        lines, self._lines = self._lines, []
+        lost, self._lost = self._lost, 0
+        if lines:
+            requests_logger.info("request", extra={"entries": [line.fields() for line in lines]})
+        if lost:
+            requests_logger.warning("%d lines of requests are missing here", lost)
+
+    def _observe(self, route: str, seconds: list[float]) -> None:
+        """Add times to the histogram of a route."""
+        histogram: Any = self.seconds.labels(route)
+        buckets = np.bincount(np.searchsorted(BUCKETS, seconds), minlength=len(BUCKETS) + 1)
+        for bucket, number in zip(histogram._buckets, buckets.tolist(), strict=True):
+            if number:
+                bucket.inc(number)
+        histogram._sum.inc(sum(seconds))
+
+    def _count_lists(self, served: Served, source: str, lists: list[Any]) -> None:
+        """Count lists of a model: head and tail, popularity and coverage."""
+        self.lists.labels(served.name, source).inc(len(lists))
+        places = np.concatenate(lists)
+        places = places[places < served.n_items]  # further ones are pins that it does not know
+        if len(places):
+            head = int(served.head[places].sum())
+            self.shown.labels(served.name, "head").inc(head)
+            self.shown.labels(served.name, "tail").inc(len(places) - head)
+            popularity = float(served.rank[places].sum()) / served.n_items
+            self.popularity.labels(served.name).inc(popularity)
+            self._bitmap(served)[places] = 1
 
     def coverage_of(self, served: Served) -> float:
         """Return the share of the items that any worker has listed."""
+        self.settle()
         bitmap = self._bitmap(served)
         return float(bitmap.mean()) if len(bitmap) else 0.0
 
@@ -237,6 +344,7 @@ class Telemetry:
         A worker that still has an old model writes to a deleted file, or creates it again and
         deletes it when its own model is replaced.
         """
+        self.settle()
         names = {_bitmap_name(served) for served in models}
         for name in set(self._bitmaps) - names:
             self._bitmaps.pop(name, None)
@@ -246,6 +354,7 @@ class Telemetry:
 
     def registry(self, models: Iterable[Served]) -> CollectorRegistry:
         """Return the metrics of all workers."""
+        self.settle()
         for served in models:
             self.age.labels(served.name).set(time.time() - served.fitted)
             self.coverage.labels(served.name).set(self.coverage_of(served))
@@ -269,3 +378,14 @@ class Telemetry:
                     key = " ".join(sample.labels[label] for label in labels)
                     summary[name][key] = summary[name].get(key, 0.0) + sample.value
         return summary
+
+    def remember(self, models: Iterable[Served]) -> None:
+        """Keep the numbers of now for the curves of the operator's view."""
+        now = time.time()
+        self._samples.append((now, to_json({"time": now, **self.summary(models)})))
+
+    def past(self, seconds: float) -> list[dict[str, Any]]:
+        """Return the numbers of the last seconds, every n-th of them if there are many."""
+        start = time.time() - seconds
+        samples = [sample for at, sample in list(self._samples) if at >= start]
+        return [from_json(sample) for sample in samples[:: 1 + len(samples) // POINTS]]

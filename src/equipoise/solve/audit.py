@@ -35,7 +35,7 @@ PRECISION = 1e-5  # of the exact columns: far below the differences of interest
 LIMIT = 0.25  # residual on the supports beyond which a solve is refused
 
 
-def sampled(counts: npt.NDArray[Any], n_targets: int) -> npt.NDArray[np.int64]:
+def sample_items(counts: npt.NDArray[Any], n_targets: int) -> npt.NDArray[np.int64]:
     """Return positions of items that have users, drawn with a fixed seed."""
     used = np.flatnonzero(counts > 0)
     size = min(n_targets, len(used))
@@ -56,7 +56,7 @@ class Audit:
         self._penalty = penalty[self._names]
         self._diagonal = self._penalty + _squares(*self._data, len(counts))
         self.columns, self.X = columns, X
-        self.targets = sampled(counts, n_targets)
+        self.targets = sample_items(counts, n_targets)
 
     def residual(self) -> float:
         """Return the mean size of A x - e_j on the supports of the targets; refuse a large one.

@@ -150,7 +150,8 @@ class Blocks:
 
     def inverse_factor(self, T: Any, first: int) -> Any:
         """Return L^-1 of T = L L^T; `first` is the item of its first row."""
-        potrf, trtri = lapack("potrf", "trtri", of=T)
+        routines: Any = get_lapack_funcs(("potrf", "trtri"), (T,))
+        potrf, trtri = routines
         # the upper triangle as LAPACK sees it: `dense` explains why the lower one is not safe
         U, info = potrf(np.array(T, order="C").T, lower=0, overwrite_a=1)
         if info > 0:
@@ -170,11 +171,6 @@ class Blocks:
 
     def _view(self, rows: Span, columns: Span) -> Any:
         return self.A[rows[0] : rows[1], columns[0] : columns[1]]
-
-
-def lapack(*names: str, of: Any) -> Any:
-    """Return LAPACK's routines for the dtype of an array."""
-    return get_lapack_funcs(names, (of,))
 
 
 def indefinite(item: int) -> SolveError:

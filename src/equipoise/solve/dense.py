@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import get_lapack_funcs
 
 from equipoise.data.matrix import Csr
 from equipoise.errors import SolveError
 from equipoise.runtime import machine
 from equipoise.runtime.kernels import compiled, first_at_least
-from equipoise.solve.blocked import Span, indefinite, lapack, strips
+from equipoise.solve.blocked import Span, indefinite, strips
 from equipoise.solve.threaded import ThreadedBlocks
 
 logger = logging.getLogger(__name__)
@@ -191,7 +192,8 @@ def _invert_by_lapack(A: Array) -> None:
     is not safe: strtri of OpenBLAS 0.3.30 writes outside of the matrix with the Prescott kernel,
     which also serves unknown processors.
     """
-    potrf, potri = lapack("potrf", "potri", of=A)
+    routines: Any = get_lapack_funcs(("potrf", "potri"), (A,))
+    potrf, potri = routines
     factor, info = potrf(A.T, lower=0, clean=0, overwrite_a=1)
     if info > 0:
         raise indefinite(info - 1)
@@ -206,7 +208,7 @@ def check_residual(P: Array, X: Csr, user_weights: Vector, penalty: Vector) -> f
     """Return the relative size of (A P - I) V for four random vectors; refuse an inaccurate P."""
     V = probes(len(P), P.dtype)
     residual = relative_error(X, user_weights, penalty, P @ V, V)
-    return accepted(residual, P.dtype.name, "fit with dtype='float64'")
+    return check_accuracy(residual, P.dtype.name, "fit with dtype='float64'")
 
 
 def probes(n_items: int, dtype: npt.DTypeLike) -> Array:
@@ -220,7 +222,7 @@ def relative_error(X: Csr, user_weights: Vector, penalty: Vector, Y: Array, V: A
     return float(np.linalg.norm(error) / np.linalg.norm(V))
 
 
-def accepted(residual: float, dtype: str, remedy: str) -> float:
+def check_accuracy(residual: float, dtype: str, remedy: str) -> float:
     """Return the residual of a solve; raise `SolveError` if it is too large for the dtype."""
     limit = TOLERANCE[dtype]
     if not residual <= limit:

@@ -102,7 +102,7 @@ class Dual:
         )
         V = dense.probes(len(penalty), "float64")
         residual = dense.relative_error(self.X, self.user_weights, penalty, P @ V, V)
-        return P, dense.accepted(residual, "float64", "leave out items with few users")
+        return P, dense.check_accuracy(residual, "float64", "leave out items with few users")
 
 
 def weighted_items(X: Csr, user_weights: Vector) -> Csr:
@@ -136,8 +136,3 @@ def _fill_inner_diagonal(
             value = values[place]
             total += value * (2 * part + value * row[users[place]])
         out[item] = total
-
-
-def needed_bytes(n_users: int, n_items: int, n_interactions: int) -> int:
-    """Return the peak memory of a solve: C, and copies of the interactions by item."""
-    return 8 * n_users**2 + (12 + 16) * n_interactions + 16 * 8 * n_items

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.checks import choice
 from equipoise.errors import SettingError, SolveError, TooBigError
 from equipoise.solve import dense
 from equipoise.solve.blocked import Blocks, Step, indefinite, strips
@@ -44,7 +43,6 @@ PAIR_LEAST = 512  # smallest side of a product that repays the splitting
 PAIR_SCALE = 16.0  # float16 reaches from 6e-8 to 65,504: room for factors up to 4,000
 PAIR_SHARE = 0.04  # memory for the pairs of a product, as a share of the matrix
 PAIR_BYTES = 16  # bytes per number of two pairs, one of them under construction
-PRECISIONS = ("auto", "float32")
 REFINE_COLUMNS = 512
 ALIGN = 32  # rows begin at multiples of 128 bytes, which the fast kernels need
 GRAM_SHARE = 0.03  # memory for a strip of the Gram matrix, as a share of the matrix
@@ -150,7 +148,6 @@ class Gram(dense.Gram):
         precision: str = "auto",
     ) -> None:
         super().__init__(X, user_weights, dtype)
-        choice("precision", precision, PRECISIONS)
         self.torch, self.device = load_torch(), find_device(device)
         self.pairs = precision == "auto" and dtype == "float32" and multiplies_pairs(self.device)
         self._type = getattr(self.torch, dtype)
@@ -206,7 +203,7 @@ class Gram(dense.Gram):
         if refine:
             self.newton_step(P, penalty)
         residual = self.residual(P, penalty)
-        dense.accepted(residual, self.dtype, "fit with refine=True")
+        dense.check_accuracy(residual, self.dtype, "fit with refine=True")
         return DeviceMatrix(P), residual
 
     def residual(self, P: Tensor, penalty: Vector) -> float:

@@ -27,14 +27,14 @@ import scipy.sparse as sp
 from equipoise.data.matrix import Csr, entry_rows, segments
 from equipoise.runtime import machine
 from equipoise.runtime.kernels import Offsets, Positions, compiled, prefetch
+from equipoise.runtime.resume import Journal
 from equipoise.solve.batched import Batches
-from equipoise.solve.journal import Journal
 from equipoise.solve.small_systems import solve_targets
 from equipoise.solve.tiled import SolveProgress
 
 Vector = npt.NDArray[np.float64]
 
-KEPT = 2  # entries of a row that are stored, as a multiple of the neighbours
+ROW_ENTRIES = 2  # stored entries of a row, as a multiple of the neighbours
 STRIPES = 64  # parts that threads take and a journal counts; part of the journal's format
 SHIFT = 17  # a bucket of sizes: the exponent of a float32 and six bits behind it
 LOWEST = int(np.float32(2.0**-31).view(np.uint32)) >> SHIFT  # all smaller sizes share a bucket
@@ -187,7 +187,7 @@ def solve(
     """
     n_items = X.shape[1]
     neighbours = min(neighbours, max(n_items - 1, 1))
-    row_entries = max(KEPT * neighbours if row_entries is None else row_entries, neighbours)
+    row_entries = max(ROW_ENTRIES * neighbours if row_entries is None else row_entries, neighbours)
     system = System.of(X, user_weights, penalty)
     settings = {"neighbours": neighbours, "kept": row_entries, "dtype": dtype}
     temporary = on_disk and scratch is None
@@ -234,7 +234,7 @@ def solve_again(
         members = np.concatenate([members, system.names[nearest.items[places]]])
         offsets = np.concatenate([offsets, offsets[-1] + np.cumsum(counts)])
     needed = system.rank[np.unique(np.concatenate([targets, members]))]
-    lists = strongest_entries(system, needed, neighbours, KEPT * neighbours, dtype, journal)
+    lists = strongest_entries(system, needed, neighbours, ROW_ENTRIES * neighbours, dtype, journal)
     sizes, begins = np.zeros(n_items, np.int32), np.zeros(n_items + 1, np.int64)
     target_numbers = system.rank[targets]
     sizes[target_numbers], begins[target_numbers] = np.diff(offsets), offsets[:-1]

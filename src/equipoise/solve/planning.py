@@ -22,10 +22,13 @@ import numpy as np
 from equipoise.checks import choice, count, period
 from equipoise.checks import path as checked_path
 from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import Csr
+from equipoise.display.notebook import fragment, table
 from equipoise.errors import SettingError, TooBigError
 from equipoise.runtime import machine
 from equipoise.runtime.machine import duration, free_memory, gigabytes, parse_memory
-from equipoise.solve import dense, dual, gpu, neighbourhood, svd, tiled, torch_backend
+from equipoise.solve import dense, gpu, neighbourhood, svd, tiled, torch_backend
+from equipoise.solve.options import SolveOptions
 
 ENGINES = ("auto", "dense", "dual", "tiled", "gpu", "neighbourhood")
 CSR_BYTES = 12 + 28  # a stored interaction, and the copies the Gram matrix works from
@@ -57,6 +60,15 @@ class Size:
     n_interactions: int
     dtype: str
     lowpass_rank: int = 0
+
+    @classmethod
+    def of(
+        cls, data: Interactions, dtype: str, lowpass_rank: int = 0, features: Csr | None = None
+    ) -> Size:
+        """Return the size of a fit to these data; each feature is one more user."""
+        n_features, n_cells = (0, 0) if features is None else (features.shape[1], features.nnz)
+        rows, pairs = data.n_users + n_features, data.n_interactions + n_cells
+        return cls(rows, data.n_items, pairs, dtype, lowpass_rank)
 
     @property
     def itemsize(self) -> int:
@@ -125,7 +137,8 @@ def dual_cost(size: Size) -> Cost:
     m, n, pairs = size.n_users, size.n_items, size.n_interactions
     # the Gram matrix and the diagonal, with items of average length
     flops = float(m) ** 3 + 8.0 * pairs**2 / n
-    peak = dual.needed_bytes(m, n, pairs) + size.data_bytes + size.companion_bytes
+    peak = 8 * m**2 + (12 + 16) * pairs + 16 * 8 * n  # C, and copies of the interactions by item
+    peak += size.data_bytes + size.companion_bytes
     return Cost(peak, DUAL_SPEED[size.dtype], flops=flops)
 
 
@@ -171,7 +184,7 @@ def neighbourhood_cost(
     """
     n, pair = size.n_items, 4 + size.itemsize
     neighbours = min(neighbours, max(n - 1, 1))
-    row_entries = min(neighbourhood.KEPT * neighbours, max(n - 1, 1))
+    row_entries = min(neighbourhood.ROW_ENTRIES * neighbours, max(n - 1, 1))
     room = min(neighbours + row_entries, max(n - 1, 1))
     entries, columns = n * room * pair, n * neighbours * pair
     threads = machine.count()
@@ -282,6 +295,23 @@ class Plan:
             f"{gigabytes(self.budget_bytes)} may be used; {self.nearest or remedy}"
         )
 
+    def _repr_html_(self) -> str:
+        memory = f"{gigabytes(self.peak_bytes)} of {gigabytes(self.budget_bytes)}"
+        rows = [
+            ("engine", self.engine),
+            ("items", f"{self.n_items:,}"),
+            ("number type", self.dtype),
+            ("memory", f"{memory} ({'fits' if self.fits else 'does not fit'})"),
+            ("operations", f"{self.flops / 1e12:.3g} Tflop"),
+            ("time", f"about {duration(self.seconds)}"),
+        ]
+        if self.disk_bytes:
+            rows.append(("disk", gigabytes(self.disk_bytes)))
+        if self.neighbours:
+            rows.append(("neighbours of each item", f"{self.neighbours:,} (approximate)"))
+        notes = [self.nearest] if self.nearest else []
+        return fragment("Plan of a fit", table(["", ""], rows, words=2), notes=notes)
+
     def __str__(self) -> str:
         verdict = "fits" if self.fits else "does not fit"
         disk = f"{gigabytes(self.disk_bytes)} of disk, " if self.disk_bytes else ""
@@ -352,30 +382,39 @@ def plan(
     count("n_items", n_items)
     count("n_interactions", n_interactions, 0)
     count("lowpass_rank", lowpass_rank, 0)
-    choice("dtype", dtype, ("float32", "float64"))
-    choice("engine", engine, ENGINES)
-    if device != "cpu":
-        if not (isinstance(device, str) and device.startswith("cuda")):
-            raise SettingError(f"device must be 'cpu', 'cuda' or 'cuda:1', got {device!r}")
-        if engine in ("dense", "tiled"):
-            raise SettingError(f"the {engine} engine runs on device='cpu', got {device!r}")
-    size = Size(n_users, n_items, n_interactions, dtype, lowpass_rank)
+    options = SolveOptions(
+        device=device,
+        dtype=dtype,
+        engine=engine,
+        memory=memory,
+        scratch=scratch,
+        neighbours=neighbours,
+    )
+    return plan_fit(Size(n_users, n_items, n_interactions, dtype, lowpass_rank), options)
+
+
+def plan_fit(size: Size, options: SolveOptions) -> Plan:
+    """Return the plan of a fit of this size."""
+    device, dtype, scratch = options.device, options.dtype, options.scratch
+    engine = choice("engine", options.engine, ENGINES)
+    if device != "cpu" and engine in ("dense", "tiled"):
+        raise SettingError(f"the {engine} engine runs on device='cpu', got {device!r}")
+    budget = free_memory() if options.memory is None else parse_memory(options.memory)
     if engine == "neighbourhood":
-        return _near(size, neighbours, memory, scratch, device)
-    if neighbours is not None:
+        return _near(size, options.neighbours, budget, scratch, device)
+    if options.neighbours is not None:
         raise SettingError("neighbours is for engine='neighbourhood'; leave it out")
     if device != "cpu" or engine == "gpu":
         # tests run the steps of the GPU engine on the processor
         free = free_memory() if device == "cpu" else torch_backend.free_memory(device)
-        budget = free if memory is None else min(free, parse_memory(memory))
-        peak = gpu.needed_bytes(n_users, n_items, n_interactions, dtype)
+        budget = free if options.memory is None else min(free, budget)
+        peak = gpu.needed_bytes(size.n_users, size.n_items, size.n_interactions, dtype)
         full = _plan("gpu", size, Cost(peak, CARD_SHARE), budget, device=device)
     else:
-        budget = parse_memory(memory) if memory is not None else free_memory()
         full = _plan("dense", size, dense_cost(size), budget)
     small = _plan("dual", size, dual_cost(size), budget, device=device)
-    can_be_dual = n_users < n_items and small.fits
-    pays = n_items > dense.SMALL and DUAL_ITEMS_PER_USER * n_users <= n_items
+    can_be_dual = size.n_users < size.n_items and small.fits
+    pays = size.n_items > dense.SMALL and DUAL_ITEMS_PER_USER * size.n_users <= size.n_items
     if engine == "dual" or (engine == "auto" and can_be_dual and (not full.fits or pays)):
         return small if small.fits else replace(small, nearest=_fitting(size, budget, scratch))
     if full.fits and engine != "tiled":
@@ -396,7 +435,7 @@ def _plan(engine: str, size: Size, cost: Cost, budget: int, **options: Any) -> P
 def _near(
     size: Size,
     neighbours: int | str | None,
-    memory: str | float | None,
+    budget: int,
     scratch: str | os.PathLike[str] | None,
     device: str = "cpu",
 ) -> Plan:
@@ -404,7 +443,6 @@ def _near(
 
     Memory is that of the machine, also where a GPU solves the systems.
     """
-    budget = parse_memory(memory) if memory is not None else free_memory()
     free = free_disk(scratch)
 
     def with_entries(number: int, on_disk: bool) -> Plan:

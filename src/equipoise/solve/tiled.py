@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
-from scipy.linalg import get_blas_funcs
+from scipy.linalg import get_blas_funcs, get_lapack_funcs
 
 from equipoise.data.matrix import Csr
 from equipoise.data.storage import Fields, parse
@@ -35,9 +35,15 @@ from equipoise.errors import DataError, FileFormatError, SolveError, TooBigError
 from equipoise.runtime import machine
 from equipoise.runtime.kernels import compiled
 from equipoise.runtime.machine import Pace, gigabytes
+from equipoise.runtime.resume import (
+    locked,
+    read_state,
+    write_error,
+    write_file,
+    write_state,
+)
 from equipoise.solve import blocked, dense
-from equipoise.solve.blocked import Span, indefinite, lapack, strips
-from equipoise.solve.journal import locked, read_state, write_error, write_file, write_state
+from equipoise.solve.blocked import Span, indefinite, strips
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +105,7 @@ def invert(
         tiles.check_disk()
         _Solve(tiles, X, user_weights, penalty).run(progress)
         diagonal, residual = tiles.result.check(X, user_weights, penalty)
-        dense.accepted(residual, dtype, "fit with dtype='float64'")
+        dense.check_accuracy(residual, dtype, "fit with dtype='float64'")
         # on POSIX the map outlives the file of a temporary folder
         return np.lib.format.open_memmap(folder / RESULT, mode="r"), diagonal, residual
 
@@ -245,13 +251,9 @@ class TileFolder:
     def finish(self) -> None:
         """Count one more step as done."""
         self.done += 1
-        state = {
-            "format": FORMAT,
-            "problem": self._problem,
-            "done": self.done,
-            "tiles": [[*place, *entry] for place, entry in self._files.items()],
-        }
-        write_state(self.folder / STATE, state)
+        tiles = [[*place, *entry] for place, entry in self._files.items()]
+        state = self.folder / STATE
+        write_state(state, self._problem, format=FORMAT, done=self.done, tiles=tiles)
 
     def clear(self) -> None:
         """Remove the tiles, also from memory; the state stays and says that all is done."""
@@ -465,13 +467,13 @@ def transform(kind: str, target: Tile, triangle: Tile | None, first: int) -> Non
     info = 0
     if triangle is None:
         name = {"factor": "potrf", "invert": "trtri", "square": "lauum"}[kind]
-        (routine,) = lapack(name, of=target)
+        routine: Any = get_lapack_funcs(name, (target,))
         if kind == "factor":
             result, info = routine(target.T, lower=0, clean=0, overwrite_a=1)
         else:
             result, info = routine(target.T, lower=0, overwrite_c=1)
     else:
-        trsm, trmm = _blas("trsm", "trmm", of=target)
+        trsm, trmm = get_blas_funcs(("trsm", "trmm"), (target,))
         U, B = triangle.T, target.T
         if kind == "solve":  # B T^-T is, transposed, U^-T B^T
             result = trsm(1.0, U, B, side=0, lower=0, trans_a=1, overwrite_b=1)
@@ -490,7 +492,7 @@ def transform(kind: str, target: Tile, triangle: Tile | None, first: int) -> Non
 
 def accumulate(kind: str, target: Tile, left: Tile, right: Tile, *, symmetric: bool) -> None:
     """Add one product of a sum to the target in place; a symmetric one to its lower triangle."""
-    syrk, gemm = _blas("syrk", "gemm", of=target)
+    syrk, gemm = get_blas_funcs(("syrk", "gemm"), (target,))
     sign, outer = -1.0 if kind.startswith("subtract") else 1.0, int(kind == "subtract_outer")
     in_place = {"beta": 1.0, "c": target.T, "overwrite_c": 1}
     if symmetric:
@@ -499,10 +501,6 @@ def accumulate(kind: str, target: Tile, left: Tile, right: Tile, *, symmetric: b
         inner = int(kind == "add_inner")
         result = gemm(sign, right.T, left.T, trans_a=outer, trans_b=inner, **in_place)
     _copy_back(result, target)
-
-
-def _blas(*names: str, of: Any) -> Any:
-    return get_blas_funcs(names, (of,))
 
 
 def _copy_back(result: Any, target: Tile) -> None:

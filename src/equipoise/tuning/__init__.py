@@ -3,8 +3,7 @@
 A solve depends on beta, l2 and dropout; every family, alpha, gamma and diag_bound is read off it.
 """
 
-from equipoise.tuning.result import SearchProgress, Tuned
-from equipoise.tuning.search import tune
+from equipoise.tuning.search import SearchProgress, Tuned, tune
 from equipoise.tuning.space import PAPER
 
 __all__ = ["PAPER", "SearchProgress", "Tuned", "tune"]

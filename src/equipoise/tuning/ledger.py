@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import socket
-import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,62 +22,48 @@ from typing import Any, Self
 from equipoise.checks import path as checked_path
 from equipoise.data.storage import LARGEST, SEAL, Fields, check_seal, parse, sealed
 from equipoise.errors import DataError, FileFormatError, SettingError
+from equipoise.runtime.locks import try_lock
+from equipoise.runtime.resume import first_difference
+from equipoise.tuning.space import key_of
 
 logger = logging.getLogger(__name__)
 
 KIND = "equipoise-tuning"
 VERSION = 2
 MARK = json.dumps({"format": KIND})[:-1].encode()  # the first bytes of every storage
-FAR = 1 << 40  # an offset beyond the end of any storage
-LONGEST = 200  # characters of a value in a message
-
-
-def key_of(outer: dict[str, Any]) -> str:
-    """Return a key for the settings of a solve; 10 and 10.0 are the same setting."""
-    same = {name: float(value) if type(value) is int else value for name, value in outer.items()}
-    return json.dumps(same, sort_keys=True)
 
 
 class Ledger:
     """Finished solves by their settings, in the order they were made; a context manager.
 
-    A file is continued if `resume` is set and its header equals `search`: the fingerprint of the
-    data and everything else that a solve or the choice of the best depends on. Without a path
-    everything stays in memory.
+    The file is continued if `resume` is set and its header equals `search`: the fingerprint of the
+    data and everything else that a solve or the choice of the best depends on.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None, search: Mapping[str, Any], *, resume: bool
+        self, path: str | os.PathLike[str], search: Mapping[str, Any], *, resume: bool
     ) -> None:
         self._types: dict[str, type] = {}  # of the values in each column of the points
         self._columns: dict[int, Collection[str]] = {}  # of the points of each prototype
-        self.path = None if path is None else checked_path("storage", path)
+        self.path = checked_path("storage", path)
         header = {"format": KIND, "version": VERSION, **search}
         self._header: dict[str, Any] = json.loads(json.dumps(header))
         self.solves: dict[str, dict[str, Any]] = {}
-        self._stream: io.FileIO | None = None
-        if self.path is None:
-            return
         self._created = not self.path.exists()
         if not (self._created or resume):
             raise SettingError(f"{self.path} exists; resume it or choose another storage")
         self._stream = _open_locked(self.path)
         try:
-            self._load(self._stream)
+            self._load()
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Close the file; delete it if this ledger created it and it has no solves."""
-        if self._stream is None or self.path is None:
-            return
         if self._created and not self.solves:
             with suppress(OSError):
                 self.path.unlink()
@@ -87,10 +72,9 @@ class Ledger:
     def add(self, outer: dict[str, Any], solved: dict[str, Any]) -> None:
         """Store a finished solve; it is on disk once this returns."""
         self.solves[key_of(outer)] = solved
-        if self._stream is not None:
-            self._append(self._stream, {"outer": outer, **solved})
+        self._append({"outer": outer, **solved})
 
-    def _append(self, stream: io.FileIO, *documents: Any) -> None:
+    def _append(self, *documents: Any) -> None:
         try:
             lines = "".join(json.dumps(sealed(document)) + "\n" for document in documents)
         except ValueError as error:
@@ -98,33 +82,34 @@ class Ledger:
         remaining = memoryview(lines.encode())
         try:
             while remaining:
-                remaining = remaining[stream.write(remaining) :]
-            os.fsync(stream.fileno())
+                remaining = remaining[self._stream.write(remaining) :]
+            os.fsync(self._stream.fileno())
         except OSError as error:
             raise DataError(f"could not write {self.path}: {error.strerror}") from error
 
-    def _load(self, stream: io.FileIO) -> None:
+    def _load(self) -> None:
         """Check the file; only then drop a line that was cut short, and add this process."""
+        stream = self._stream
         try:
             stream.seek(0)
-            n_bytes = self._read(stream)
+            n_bytes = self._read()
             if n_bytes < stream.tell():
                 logger.info("%s: dropped a line that was cut short", self.path)
                 stream.truncate(n_bytes)
         except OSError as error:
             raise FileFormatError(f"{self.path} cannot be read: {error.strerror}") from error
         process = {"process": os.getpid(), "host": socket.gethostname()}
-        self._append(stream, *([] if n_bytes else [self._header]), process)
+        self._append(*([] if n_bytes else [self._header]), process)
 
-    def _read(self, stream: io.FileIO) -> int:
+    def _read(self) -> int:
         """Read the solves of the file; return the number of bytes in complete lines."""
         foreign = FileFormatError(
             f"{self.path} is not the storage of a search; choose another path"
         )
-        content = stream.read(len(MARK))
+        content = self._stream.read(len(MARK))
         if not MARK.startswith(content):
             raise foreign  # a foreign file may be large: read no more of it
-        content += stream.readall()
+        content += self._stream.readall()
         n_bytes = content.rfind(b"\n") + 1
         if not n_bytes and not json.dumps(sealed(self._header)).encode().startswith(content):
             raise foreign
@@ -144,8 +129,6 @@ class Ledger:
 
     def _read_solve(self, document: Fields) -> None:
         if "process" in document:
-            document.whole("process")
-            document.text("host")
             return
         outer, points = document.group("outer"), document.groups("points")
         solved: dict[str, Any] = {
@@ -153,8 +136,6 @@ class Ledger:
             "seconds": document.number("seconds", least=0),
         }
         if not points:
-            if "failed" not in document:
-                raise FileFormatError("a solve has no points")
             solved |= {"failed": document.text("failed"), "outer": dict(outer)}
         for point in points:
             point.text("family")
@@ -188,34 +169,11 @@ class Ledger:
                 "with"
             )
         if header != self._header:
-            difference = _first_difference(header, self._header)
             raise SettingError(
-                f"{self.path} belongs to another search: its {difference}; choose another "
-                "storage, or call tune as it was called for this one"
+                f"{self.path} belongs to another search: "
+                f"{first_difference(header, self._header)}; choose another storage, or call tune "
+                "as it was called for this one"
             )
-
-
-def _first_difference(stored: Any, current: Any, name: str = "") -> str:
-    """Describe where two JSON values first differ, such as "values.l2 is [1.0], not [2.0]"."""
-    if isinstance(stored, dict) and isinstance(current, dict):
-        for key in [*stored, *current]:
-            inner = f"{name}.{key}" if name else key
-            if key not in current:
-                return f"{inner} is {_short(stored[key])}, and here there is none"
-            if key not in stored:
-                return f"{inner} is not there, and here it is {_short(current[key])}"
-            if stored[key] != current[key]:
-                return _first_difference(stored[key], current[key], inner)
-    if isinstance(stored, list) and isinstance(current, list) and len(stored) == len(current):
-        place = next(place for place, entry in enumerate(stored) if entry != current[place])
-        if isinstance(stored[place], dict):
-            return _first_difference(stored[place], current[place], f"{name}[{place}]")
-    return f"{name} is {_short(stored)}, not {_short(current)}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def _open_locked(path: Path) -> io.FileIO:
@@ -227,7 +185,7 @@ def _open_locked(path: Path) -> io.FileIO:
         path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             stream = path.open("a+b", buffering=0)
-            if not _lock(stream.fileno()):
+            if try_lock(stream.fileno()) is False:
                 with stream:
                     raise DataError(
                         f"{path} is in use by {_last_process(stream)}; wait for it to end, or "
@@ -239,25 +197,6 @@ def _open_locked(path: Path) -> io.FileIO:
             stream.close()  # the previous process has deleted the file: create it again
     except OSError as error:
         raise DataError(f"could not write {path}: {error.strerror}") from error
-
-
-def _lock(handle: int) -> bool:
-    """Lock a file unless another process has; the system drops the lock with the process."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            os.lseek(handle, FAR, os.SEEK_SET)  # no other process can read locked bytes
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    except OSError:  # some network file systems have no locks
-        logger.debug("the storage of a search cannot be locked here")
-    return True
 
 
 def _last_process(stream: io.FileIO) -> str:

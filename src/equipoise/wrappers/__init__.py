@@ -1,4 +1,4 @@
-"""Adapters that use equipoise's models in RecTools and LensKit.
+"""Adapters that use equipoise's models in RecTools, LensKit and Spark.
 
 Each module needs its library; nothing else in the package imports them.
 """

@@ -87,8 +87,8 @@ def test_movielens_100k_comes_with_titles_genres_and_times(movielens_100k: Inter
     assert data.matrix.shape == (943, 1682)
     assert data.n_interactions == 100_000
     assert (data.matrix.data == 1).all()
-    assert data.labels is not None
-    assert data.labels.columns == ["title", "year", "genres"]
+    assert data.catalogue is not None
+    assert data.catalogue.columns == ["title", "year", "genres"]
     assert data.label(1) == "Toy Story"
     assert data.times is not None
     # Columns of line 2 of the file: 196, 242, 3, 881250949.
@@ -108,8 +108,8 @@ def test_movielens_1m_is_complete_and_has_titles(movielens_1m: Interactions) -> 
     data = movielens_1m
     assert (data.n_users, data.n_items, data.n_interactions) == (6_040, 3_706, 1_000_209)
     assert data.label("Toy Story (1995)") == "Toy Story"
-    assert data.labels is not None
-    assert data.labels["title"].null_count() == 0
+    assert data.catalogue is not None
+    assert data.catalogue["title"].null_count() == 0
     assert "One Flew Over the Cuckoo's Nest (1975)" in data.history("1m_1")
 
 
@@ -134,8 +134,8 @@ def test_book_crossing_is_complete_and_has_titles(data_cache: Path) -> None:
     data = fetched("book-crossing")
     assert (data.n_users, data.n_items, data.n_interactions) == (105_283, 340_556, 1_149_780)
     assert data.label("0195153448") == "Classical Mythology"
-    assert data.labels is not None
-    assert data.labels.columns == ["title", "author", "year", "publisher"]
+    assert data.catalogue is not None
+    assert data.catalogue.columns == ["title", "author", "year", "publisher"]
     # one of the fourteen ids with a quotation mark, and its row
     assert '"0210000010' in data.history(4377)
     assert not any(note.startswith("skipped") for note in data.notes)
@@ -147,8 +147,8 @@ def test_complete_journey_has_times_quantities_and_departments(data_cache: Path)
     raw = pl.read_parquet(data_cache / "complete-journey" / "transactions.parquet")
     assert data.n_users == 2_469
     assert data.matrix.sum(dtype=np.float64) == raw["quantity"].sum()
-    assert data.labels is not None
-    assert data.labels["department"].null_count() < 10
+    assert data.catalogue is not None
+    assert data.catalogue["department"].null_count() < 10
     assert data.times is not None
     with pytest.raises(SettingError, match="complete-journey has no ratings"):
         datasets.load("complete-journey", min_rating=3)

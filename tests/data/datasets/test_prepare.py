@@ -40,8 +40,8 @@ def test_movielens_20m_keeps_good_ratings_of_users_with_five(tmp_path: Path) -> 
     assert data.items.tolist() == [10, 20, 30, 40, 50]
     assert data.matrix.data.tolist() == [1.0] * 10
     assert data.label(10) == "Film, The 10 (1999)"
-    assert data.labels is not None
-    assert data.labels["genres"][0] == "Comedy|Drama"
+    assert data.catalogue is not None
+    assert data.catalogue["genres"][0].to_list() == ["Comedy", "Drama"]
     assert data.times is not None
     assert data.times.tolist() == [1010, 1020, 1030, 1040, 1050] * 2
 
@@ -79,7 +79,7 @@ def test_netflix_in_a_folder_whose_name_looks_like_a_pattern(tmp_path: Path) -> 
     write(tmp_path / "n[1]/combined_data_1.txt", netflix_lines(range(1, 6)))
     data = datasets.load("netflix", path=tmp_path / "n[1]")
     assert data.items.tolist() == [1, 2, 3, 4, 5]
-    assert data.labels is None
+    assert data.catalogue is None
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
@@ -177,7 +177,7 @@ def test_movielens_can_be_read_from_the_folder_of_grouplens(tmp_path: Path) -> N
 # Session -> items in order. Items 7 and 8 have 5 events each. Without session 5, a single event,
 # item 8 is rare; without item 8, session 4 is a single event. Item 7 stays: there is one pass.
 EVENTS = {1: [7, 9, 7], 2: [9, 7, 8], 3: [8, 9, 9, 8], 4: [7, 8], 5: [8], 6: [9, 7, 9]}
-KEPT = {1: [7, 9, 7], 2: [9, 7], 3: [9, 9], 6: [9, 7, 9]}
+PREPARED = {1: [7, 9, 7], 2: [9, 7], 3: [9, 9], 6: [9, 7, 9]}
 
 
 def histories(data: Interactions) -> dict[object, list[object]]:
@@ -196,7 +196,7 @@ def test_diginetica_orders_views_by_the_time_within_the_session(
     folder = tmp_path / "d[1]"  # a name, not a pattern
     write(folder / "train-item-views.csv", header + lines)
     data = datasets.load("diginetica", path=folder)
-    assert histories(data) == KEPT
+    assert histories(data) == PREPARED
     assert data.items.tolist() == [7, 9]
     assert data.times is not None
     assert (data.times.min(), data.times.max()) == (1462752000.0, 1462752003.0)
@@ -219,7 +219,7 @@ def test_yoochoose_keeps_repeats_and_drops_rare_items(tmp_path: Path) -> None:
     ]
     write(tmp_path / "yoochoose-clicks.dat", lines)
     data = datasets.load("yoochoose", path=tmp_path)
-    assert histories(data) == KEPT
+    assert histories(data) == PREPARED
     assert data.matrix.nnz == 2 + 2 + 1 + 2
     assert (data.matrix.data > 0).all()
     assert data.times is not None

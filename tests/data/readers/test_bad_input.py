@@ -493,12 +493,12 @@ PAIRS = {"user": [1, 1, 2], "item": [10, 11, 10]}
         ({"user": "ann", "item": ["tea"]}, "column 'user' must be a list of values, got 'ann'"),
         ({"user": {1, 2}, "item": {1, 2}}, "column 'user' must be a list of values"),
         ({"ann": {"tea": 1}}, "column 'ann' must be a list of values"),
-        ({"user": [1, 2], "item": np.ones((2, 2))}, "column 'item' must be a list of values"),
+        ({"user": [1, 2], "item": np.ones((2, 2))}, "item ids must be integers or text; convert"),
         ({"ann": ["tea"], "bob": ["tea", "milk"]}, "or give a list of \\(user, item\\) pairs"),
         ({**PAIRS, "user": [b"a", b"b", b"c"]}, "values of type bytes, such as b'a'; convert"),
         (
             {**PAIRS, "event": [[1], [2], [3]]},
-            "values of type list, such as \\[1\\]; convert them",
+            "holds List.Int64., the type of an event must be text or a number",
         ),
         (pl.DataFrame({**PAIRS, "event": [["a"]] * 3}), "type of an event must be text or a nu"),
         (pl.DataFrame({**PAIRS, "event": [b"\xff"] * 3}), "holds Binary, the type of an event"),
@@ -528,7 +528,8 @@ def test_parameters_of_a_wrong_type_are_errors_that_name_them(name, wrong):
     frame = pl.DataFrame({**PAIRS, "rating": [1, 2, 3], "time": [1, 2, 3]})
     if name in ("gap", "min_rating") and wrong == 1.5:
         return  # a number is what they are
-    with pytest.raises(EquipoiseError, match=f"{name}|the label|cannot read|values"):
+    # a list of text may be the paths of the tables of a catalogue
+    with pytest.raises(EquipoiseError, match=f"{name}|cannot read|values|there is no file"):
         eq.read(frame, **{name: wrong})
 
 
@@ -551,3 +552,10 @@ def test_settings_of_files_are_refused_for_objects(name, value):
 
 def test_a_position_may_be_of_numpy():
     assert eq.read(pl.DataFrame(PAIRS), user=np.int64(1), item=np.int8(0)).matrix.shape == (2, 2)
+
+
+def test_records_of_a_wrong_length_are_refused_even_if_their_number_of_separators_adds_up(
+    tmp_path,
+):
+    path = write(tmp_path, b"user,item,a,b\nann,tea,x,y\nbob,tea,x\ncy,milk,x,y,z\ndan,milk,x,y\n")
+    assert "events.csv, line 3: the record has 3 fields where 4 are expected" in refusal(path)

@@ -1,4 +1,4 @@
-"""Ids to positions, pairs to the matrix, events to sessions, labels to items."""
+"""Ids to positions, pairs to the matrix, events to sessions, catalogue to items."""
 
 from __future__ import annotations
 
@@ -116,41 +116,41 @@ def test_gaps_have_units(gap, value):
 COLUMNS = {"user": ["b", "a", "b"], "item": [20, 10, 10], "rating": [5.0, 3.0, 4.0]}
 
 
-def test_labels_are_aligned_to_the_items():
+def test_attributes_are_aligned_to_the_items():
     titles = {
         "item_id": [10, 20, 99, 10],
         "year": [1, 2, 3, 4],
         "title": ["Ten", "Two", "No", "X"],
     }
-    data = eq.read(pd.DataFrame(COLUMNS), labels=pd.DataFrame(titles))
-    assert data.labels.columns == ["title", "year"]
-    assert data.labels["title"].to_list() == ["Ten", "Two"]
+    data = eq.read(pd.DataFrame(COLUMNS), catalogue=pd.DataFrame(titles))
+    assert data.catalogue.columns == ["title", "year"]
+    assert data.catalogue["title"].to_list() == ["Ten", "Two"]
     assert data.label(20) == "Two"
-    assert "1 repeated labels ignored, the first kept" in data.notes
+    assert "1 repeated items of the catalogue ignored, the first kept" in data.notes
 
 
-def test_a_column_of_labels_may_be_called_item():
+def test_a_column_of_attributes_may_be_called_item():
     titles = {"code": [10, 20], "item": ["Ten", "Two"]}
     shop = {"user": ["b", "a", "b"], "code": [20, 10, 10]}
-    data = eq.read(shop, item="code", labels=pd.DataFrame(titles))
-    assert data.labels.columns == ["item"]
+    data = eq.read(shop, item="code", catalogue=pd.DataFrame(titles))
+    assert data.catalogue.columns == ["item"]
     assert data.label(20) == "Two"
 
 
-def test_items_without_labels_have_nulls_and_a_note(tmp_path):
+def test_items_without_attributes_have_nulls_and_a_note(tmp_path):
     path = tmp_path / "titles.csv"
     path.write_text("item,name\n10,Ten\n")
-    data = eq.read(COLUMNS, labels=path)
-    assert data.labels["name"].to_list() == ["Ten", None]
+    data = eq.read(COLUMNS, catalogue=path)
+    assert data.catalogue["name"].to_list() == ["Ten", None]
     assert data.label(20) == "20"
-    assert "1 of 2 items have no label" in data.notes
+    assert "1 of 2 items are not in the catalogue" in data.notes
 
 
-def test_text_ids_find_their_labels_in_an_integer_column(tmp_path):
+def test_text_ids_find_their_attributes_in_an_integer_column(tmp_path):
     path = tmp_path / "titles.csv"
     path.write_text("item,name\n10,Ten\n20,Twenty\n")
-    data = eq.read([("a", "10"), ("b", "20")], labels=path)
-    assert data.labels["name"].to_list() == ["Ten", "Twenty"]
+    data = eq.read([("a", "10"), ("b", "20")], catalogue=path)
+    assert data.catalogue["name"].to_list() == ["Ten", "Twenty"]
 
 
 @pytest.mark.parametrize(
@@ -179,70 +179,70 @@ def test_text_ids_find_their_labels_in_an_integer_column(tmp_path):
         ),
         pytest.param(lambda: period("gap", np.inf), SettingError, "gap must be", id="endless gap"),
         pytest.param(
-            lambda: eq.read(COLUMNS, labels={"item": [1, 2], "title": ["a", "b"]}),
+            lambda: eq.read(COLUMNS, catalogue={"item": [1, 2], "title": ["a", "b"]}),
             DataError,
-            "the labels: none of the items is labelled",
-            id="labels of other items",
+            "the catalogue: it has none of the items",
+            id="catalogue of other items",
         ),
         pytest.param(
-            lambda: eq.read(COLUMNS, labels=[(10, "a"), (20, "b")]),
+            lambda: eq.read(COLUMNS, catalogue=[(10, "a"), (20, "b")]),
             SettingError,
-            r"labels must be a table .*, got a list that starts with \(10, 'a'\); .*dict",
-            id="labels as pairs",
+            r"catalogue must be a table .*, got a list that starts with \(10, 'a'\); .*dict",
+            id="catalogue as pairs",
         ),
         pytest.param(
-            lambda: eq.read(COLUMNS, labels={"item": [10]}),
+            lambda: eq.read(COLUMNS, catalogue={"item": [10]}),
             DataError,
             "no column beside 'item'",
-            id="labels without a text",
+            id="catalogue without a text",
         ),
     ],
 )
-def test_gaps_and_labels_that_make_no_sense_are_refused(call, error, message):
+def test_gaps_and_attributes_that_make_no_sense_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
 
-def test_ids_and_labels_of_a_matrix_may_be_arrays_and_frames():
-    labels = pl.DataFrame({"item": [1, 2, 3], "title": ["one", "two", "three"]})
+def test_ids_and_attributes_of_a_matrix_may_be_arrays_and_frames():
+    catalogue = pl.DataFrame({"item": [1, 2, 3], "title": ["one", "two", "three"]})
     data = eq.read(
         np.array([[0, 2, 1], [1, 0, 0], [3, 0, 5]]),
         users=np.array([7, 8, 9]),
         items=np.array([3, 2, 1]),
-        labels=labels,
+        catalogue=catalogue,
     )
-    assert data.labels["title"].to_list() == ["three", "two", "one"]
+    assert data.catalogue["title"].to_list() == ["three", "two", "one"]
     with pytest.raises(SettingError, match="users= does not apply to a table"):
         eq.read(COLUMNS, users=np.array([7, 8]))
 
 
-def test_labels_whose_path_looks_like_a_pattern_are_read_from_it(tmp_path):
+def test_attributes_whose_path_looks_like_a_pattern_are_read_from_it(tmp_path):
     (tmp_path / "t1.csv").write_text("item,title\ntea,Wrong\n")
     (tmp_path / "t[1].csv").write_text("item,title\ntea,Tea\n")
     assert (
-        eq.read({"user": [1, 2], "item": ["tea", "milk"]}, labels=tmp_path / "t[1].csv").label(
+        eq.read({"user": [1, 2], "item": ["tea", "milk"]}, catalogue=tmp_path / "t[1].csv").label(
             "tea"
         )
         == "Tea"
     )
 
 
-def test_labels_are_matched_by_ids_as_they_are_written(tmp_path):
+def test_attributes_are_matched_by_ids_as_they_are_written(tmp_path):
     events, titles = tmp_path / "events.csv", tmp_path / "titles.csv"
     events.write_text("user,item\na,1.10\na,1.1\nb,x\n")
     titles.write_text("item,title\n1.10,Ten\n1.1,One\n")
-    data = eq.read(events, labels=titles)
+    data = eq.read(events, catalogue=titles)
     assert [data.label(item) for item in ("1.10", "1.1", "x")] == ["Ten", "One", "x"]
     events.write_text("user,item\na,7\na,8\nb,8\n")
     titles.write_text("item,title\n007,Agent\n8,Eight\n")
-    data = eq.read(events, labels=titles)
+    data = eq.read(events, catalogue=titles)
     assert [data.label(item) for item in (7, 8)] == ["7", "Eight"]
 
 
 def test_one_usual_name_among_numbers_only_is_data(tmp_path):
     titles = tmp_path / "titles.csv"
     titles.write_text("1,Video\n2,Tea\n")
-    data = eq.read([(1, 1), (2, 2)], labels=titles)
+    data = eq.read([(1, 1), (2, 2)], catalogue=titles)
     assert data.label(1) == "Video"
 
 
@@ -271,27 +271,29 @@ ARTISTS = {
 }
 
 
-def test_label_id_names_the_id_column_of_the_labels(tmp_path):
+def test_catalogue_id_names_the_id_column_of_the_catalogue(tmp_path):
     path = tmp_path / "artists.dat"
     pl.DataFrame(ARTISTS).write_csv(path, separator="\t")
-    for labels, column in ((path, "id"), (ARTISTS, "id"), (path, 0)):
-        data = eq.read(PLAYS, labels=labels, label_id=column)
+    for catalogue, column in ((path, "id"), (ARTISTS, "id"), (path, 0)):
+        data = eq.read(PLAYS, catalogue=catalogue, catalogue_id=column)
         assert data.label(52) == "Morcheeba"
-        assert data.labels.columns == ["name", "url"]
+        assert data.catalogue.columns == ["name", "url"]
     with pytest.raises(DataError, match=r"has no column 'ids'; did you mean 'id'\?"):
-        eq.read(PLAYS, labels=path, label_id="ids")
+        eq.read(PLAYS, catalogue=path, catalogue_id="ids")
 
 
-def test_label_id_wins_over_a_usual_name_of_the_id_column():
+def test_catalogue_id_wins_over_a_usual_name_of_the_id_column():
     titles = {"item": [1, 2], "code": [51, 52], "title": ["Duran Duran", "Morcheeba"]}
-    assert eq.read(PLAYS, labels=titles, label_id="code").label(51) == "Duran Duran"
+    assert eq.read(PLAYS, catalogue=titles, catalogue_id="code").label(51) == "Duran Duran"
 
 
-def test_label_id_needs_labels_and_a_column():
-    with pytest.raises(SettingError, match="label_id= names a column of the labels; pass labels="):
-        eq.read(PLAYS, label_id="id")
-    with pytest.raises(SettingError, match="label_id must be a column's name or position"):
-        eq.read(PLAYS, labels=ARTISTS, label_id=True)
+def test_catalogue_id_needs_attributes_and_a_column():
+    with pytest.raises(
+        SettingError, match="catalogue_id= is about columns of the catalogue; pass catalogue="
+    ):
+        eq.read(PLAYS, catalogue_id="id")
+    with pytest.raises(SettingError, match="catalogue_id must be a column's name or position"):
+        eq.read(PLAYS, catalogue=ARTISTS, catalogue_id=True)
 
 
 @pytest.mark.parametrize(
@@ -299,38 +301,40 @@ def test_label_id_needs_labels_and_a_column():
     [
         (
             ("id", "name", "url"),
-            "the labels: no column looks like the item ids; pass label_id='id', or the column "
-            "that holds them; the columns are 'id', 'name', 'url'",
+            "the catalogue: no column looks like the item ids; pass catalogue_id='id', or the "
+            "column that holds them; the columns are 'id', 'name', 'url'",
         ),
         (
             ("name", "anime_ids", "url"),
-            "the labels: no column looks like the item ids; pass label_id='anime_ids', or the "
-            "column that holds them; the columns are 'name', 'anime_ids', 'url'",
+            "the catalogue: no column looks like the item ids; pass catalogue_id='anime_ids', or "
+            "the column that holds them; the columns are 'name', 'anime_ids', 'url'",
         ),
         (
             ("key", "name", "url"),
-            "the labels: no column looks like the item ids; pass label_id='key', or the column "
-            "that holds them; the columns are 'key', 'name', 'url'",
+            "the catalogue: no column looks like the item ids; pass catalogue_id='key', or the "
+            "column that holds them; the columns are 'key', 'name', 'url'",
         ),
         (
             ("movie_id", "name", "track_id"),
-            "the labels: 'movie_id' and 'track_id' could both be the item ids; "
-            "pass label_id='movie_id' or label_id='track_id'",
+            "the catalogue: 'movie_id' and 'track_id' could both be the item ids; "
+            "pass catalogue_id='movie_id' or catalogue_id='track_id'",
         ),
     ],
 )
 @pytest.mark.parametrize("item", ["artistID", 1])
-def test_labels_whose_id_column_is_unknown_say_what_to_type(columns, message, item):
-    labels = dict(zip(columns, ARTISTS.values(), strict=True))
+def test_attributes_whose_id_column_is_unknown_say_what_to_type(columns, message, item):
+    catalogue = dict(zip(columns, ARTISTS.values(), strict=True))
     with pytest.raises(DataError) as caught:
-        eq.read(PLAYS, item=item, labels=labels)
+        eq.read(PLAYS, item=item, catalogue=catalogue)
     assert str(caught.value) == message
 
 
-def test_labels_of_no_item_say_how_to_take_another_column():
+def test_attributes_of_no_item_say_how_to_take_another_column():
     titles = {"item": [1, 2], "code": [51, 52], "title": ["Duran Duran", "Morcheeba"]}
-    with pytest.raises(DataError, match="holds ids such as 51, or pass label_id= with another"):
-        eq.read(PLAYS, labels=titles)
+    with pytest.raises(
+        DataError, match="holds ids such as 51, or pass catalogue_id= with another"
+    ):
+        eq.read(PLAYS, catalogue=titles)
 
 
 @pytest.mark.parametrize(
@@ -340,38 +344,40 @@ def test_labels_of_no_item_say_how_to_take_another_column():
         ("", 'item;title\n51;"Duran, Duran\n52;Morcheeba\n'),
     ],
 )
-def test_the_quotation_mark_is_that_of_the_labels_too(tmp_path, quote, rows):
+def test_the_quotation_mark_is_that_of_the_catalogue_too(tmp_path, quote, rows):
     path = tmp_path / "artists.csv"
     path.write_text(rows)
-    data = eq.read(PLAYS, labels=path, quote=quote)
-    assert data.labels["title"].to_list() == [
+    data = eq.read(PLAYS, catalogue=path, quote=quote)
+    assert data.catalogue["title"].to_list() == [
         "Duran, Duran" if quote else '"Duran, Duran',
         "Morcheeba",
     ]
 
 
-def test_labels_have_a_separator_of_their_own(tmp_path):
+def test_attributes_have_a_separator_of_their_own(tmp_path):
     events, titles = tmp_path / "plays.csv", tmp_path / "artists.csv"
     events.write_text("user;item\n1;51\n2;52\n")
     titles.write_text("item,title\n51,Duran Duran\n52,Morcheeba\n")
-    assert eq.read(events, separator=";", labels=titles).label(52) == "Morcheeba"
+    assert eq.read(events, separator=";", catalogue=titles).label(52) == "Morcheeba"
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "utf-16"])
-def test_labels_in_utf_8_are_read_as_such_whatever_the_events_are(tmp_path, encoding):
+def test_attributes_in_utf_8_are_read_as_such_whatever_the_events_are(tmp_path, encoding):
     events, titles = tmp_path / "plays.csv", tmp_path / "artists.csv"
     events.write_bytes("user,item\nrené,51\nann,52\n".encode(encoding))
     for title in ("Björk", "Bjork"):
         titles.write_text(f"item,title\n51,{title}\n52,Morcheeba\n", encoding="utf-8")
-        data = eq.read(events, encoding=encoding, labels=titles)
+        data = eq.read(events, encoding=encoding, catalogue=titles)
         assert "rené" in data.users
         assert data.label(51) == title
     titles.write_bytes("item,title\n51,Björk\n52,Morcheeba\n".encode(encoding))
-    assert eq.read(events, encoding=encoding, labels=titles).label(51) == "Björk"
+    assert eq.read(events, encoding=encoding, catalogue=titles).label(51) == "Björk"
 
 
-def test_labels_of_one_column_name_the_remedy_for_labels(tmp_path):
+def test_a_catalogue_of_one_column_names_its_remedy(tmp_path):
     path = tmp_path / "artists.txt"
     path.write_text("item^title\n51^Duran\n")
-    with pytest.raises(DataError, match=r"pass separator= .*\(for labels, a frame in place of"):
-        eq.read(PLAYS, labels=path)
+    with pytest.raises(
+        DataError, match=r"pass separator= .*\(for a catalogue, a frame in place of"
+    ):
+        eq.read(PLAYS, catalogue=path)

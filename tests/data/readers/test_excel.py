@@ -85,10 +85,10 @@ def test_another_sheet_is_read_by_its_name(tmp_path: Path) -> None:
         eq.read(path, sheet="Clicks")
 
 
-def test_labels_may_be_a_workbook(tmp_path: Path) -> None:
+def test_attributes_may_be_a_workbook(tmp_path: Path) -> None:
     titles = [("StockCode", "Description"), ("85123A", "Holder"), ("007", "Spy")]
-    labels = workbook(tmp_path / "titles.xlsx", Items=titles)
-    data = eq.read(workbook(tmp_path / "shop.xlsx", Orders=ORDERS), labels=labels)
+    catalogue = workbook(tmp_path / "titles.xlsx", Items=titles)
+    data = eq.read(workbook(tmp_path / "shop.xlsx", Orders=ORDERS), catalogue=catalogue)
     assert data.label("007") == "Spy"
 
 

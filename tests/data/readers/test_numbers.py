@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.data.readers import delimited
-from equipoise.data.readers.numbers import parsed_numbers
+from equipoise.data.readers.delimited import parse_numbers
 
 NAMES = ("user", "item", "rating", "time")
 CELLS = st.one_of(
@@ -73,12 +73,20 @@ def test_it_reads_and_refuses_what_two_passes_do(
         assert outcome(path) == one_pass
 
 
-def test_a_file_of_plain_numbers_is_walked_over_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "text",
+    [
+        "user,item,note,rating\n1,7,a b,2.5\n2,9,,0.1\n",
+        "user,item,note,rating\n1,7,a b,5\n2,9,,many\n",
+        'user,item,note,rating\n"1","7","a b",2.5\r\n2,9,,0.1',
+    ],
+)
+def test_a_good_file_is_not_scanned_for_bad_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     path = tmp_path / "events.csv"
-    path.write_text("user,item,note,rating\n1,7,a b,2.5\n2,9,,0.1\n")
-    monkeypatch.setattr(delimited.TextFile, "scanned", lambda *_, **__: pytest.fail("two passes"))
+    path.write_text(text, newline="")
+    monkeypatch.setattr(delimited, "scan", lambda *_, **__: pytest.fail("two passes"))
     data = eq.read(path)
     assert (data.users.tolist(), data.items.tolist()) == ([1, 2], [7, 9])
 
@@ -91,7 +99,7 @@ def test_threads_parse_the_same_numbers(threads: int) -> None:
     integers, cents = rng.integers(-(10**15), 10**15, 9000), rng.integers(0, 10**9, 9000)
     lines = [f"{a},{b // 100}.{b % 100:02}\n" for a, b in zip(integers, cents, strict=True)]
     with limited(threads):
-        frame = parsed_numbers("".join(lines).encode(), ",", "ab", "ab", header=False, quote="")
+        frame = parse_numbers("".join(lines).encode(), ",", "ab", "ab", header=False, quote="")
     assert frame is not None
     np.testing.assert_array_equal(frame["a"], integers)
     np.testing.assert_array_equal(frame["b"], [float(line.split(",")[1]) for line in lines])

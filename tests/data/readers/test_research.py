@@ -29,7 +29,7 @@ def test_u_data_comes_with_titles_and_genres(movielens_100k):
         data = eq.read(source)
         assert data.users.tolist() == [186, 196]
         assert data.label(302) == "Misérables, Les (1995)"
-        assert data.labels["genres"].to_list() == ["Action|Western", ""]
+        assert data.catalogue["genres"].to_list() == [["Action", "Western"], None]
         assert data.times.tolist() == [891717742, 881250949]
 
 
@@ -44,7 +44,7 @@ def test_dat_files_come_with_titles(tmp_path):
     (tmp_path / "movies.dat").write_bytes(titles.encode("latin-1"))
     data = eq.read(tmp_path / "ratings.dat")
     assert data.label(1193) == "Café"
-    assert data.labels.columns == ["title", "genres"]
+    assert data.catalogue.columns == ["title", "genres"]
 
 
 def test_ratings_csv_finds_movies_csv_beside_it(tmp_path):
@@ -62,7 +62,7 @@ def test_ratings_csv_finds_movies_csv_beside_it(tmp_path):
 def test_a_ratings_file_with_other_columns_is_a_plain_table(tmp_path):
     (tmp_path / "ratings.csv").write_text("user,item\n1,31\n2,10\n")
     (tmp_path / "movies.csv").write_text("a,b\n1,2\n")
-    assert eq.read(tmp_path / "ratings.csv").labels is None
+    assert eq.read(tmp_path / "ratings.csv").catalogue is None
 
 
 def test_recbole_files_drop_their_types_and_bring_labels(tmp_path):
@@ -75,7 +75,7 @@ def test_recbole_files_drop_their_types_and_bring_labels(tmp_path):
     for source in (folder / "ml.inter", folder):
         data = eq.read(source, min_rating=3)
         assert data.users.tolist() == [186, 196]
-        assert data.labels.columns == ["movie_title", "release_year", "class"]
+        assert data.catalogue.columns == ["movie_title", "release_year", "class"]
         assert data.label(302) == '"Odd'
 
 
@@ -153,7 +153,7 @@ def test_baskets_follow_the_options_of_text_files(tmp_path):
     path = tmp_path / "baskets.txt"
     path.write_bytes("café, noir^thé\nthé^'a^b'\n".encode("latin-1"))
     settings = {"separator": "^", "encoding": "latin-1", "quote": "'"}
-    data = eq.read(path, format="baskets", labels={"thé": "Tee"}, **settings)
+    data = eq.read(path, format="baskets", catalogue={"thé": "Tee"}, **settings)
     assert data.items.tolist() == ["a^b", "café, noir", "thé"]
     assert data.label("thé") == "Tee"
     with pytest.raises(DataError, match=r"baskets\.txt, line 1: not UTF-8; .*encoding='latin-1'"):
@@ -352,7 +352,7 @@ def test_the_development_data_have_their_published_sizes(shared_data):
     stats = json.loads((shared_data / "diginetica" / "stats.json").read_text())
     assert stats
     assert sessions.n_users == 15963
-    assert len(sessions.sequences.items) == 76821
+    assert len(sessions._sequences.items) == 76821
     movies = eq.read(shared_data / "ml-latest-small")
     assert movies.matrix.shape == (671, 9066)
     assert movies.n_interactions == 100004

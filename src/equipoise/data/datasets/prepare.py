@@ -8,13 +8,14 @@ have a single event left.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from equipoise.data.catalogue import Catalogue
 from equipoise.data.interactions import Interactions
 from equipoise.data.readers import read
 from equipoise.errors import DataError, SettingError
@@ -23,7 +24,7 @@ INT, TEXT = pl.Int64, pl.String
 GOOD = 4  # smallest rating that counts as an interaction
 MIN_EVENTS = 5
 PAUSE = 30 * 60  # seconds without a view that end a session
-LABELS = {"movie_title": "title", "release_year": "year", "class": "genres", "genre": "genres"}
+ATTRIBUTES = {"movie_title": "title", "release_year": "year", "class": "genres", "genre": "genres"}
 # Files of MovieLens, as downloaded and as published by GroupLens.
 MOVIELENS = {
     "movielens-100k": ["ml-100k.inter", "u.data"],
@@ -50,26 +51,14 @@ def prepared(name: str, path: Path, min_rating: float | None = None) -> Interact
     """Prepare the data set of this name from the files at this path."""
     if name in MOVIELENS:
         data = read(find(path, MOVIELENS[name]), min_rating=min_rating)
-        return data if data.labels is None else annotated(data, labels=_tidy(data.labels))
+        return (
+            data if data.known_items is None else data._replace(catalogue=_tidy(data.known_items))
+        )
     if name == "book-crossing":
         return _book_crossing(path, min_rating)
     if min_rating is not None:
         raise SettingError(f"{name} has no ratings; leave min_rating out")
     return _ten_core(name, path) if name in TEN_CORE else RECIPES[name](path)
-
-
-def annotated(
-    data: Interactions, *, notes: Iterable[str] = (), labels: pl.DataFrame | None = None
-) -> Interactions:
-    """Return the same interactions with these notes added, and these labels if given."""
-    return Interactions(
-        data.matrix,
-        data.user_index,
-        data.item_index,
-        labels=data.labels if labels is None else labels,
-        events=data.events,
-        notes=[*data.notes, *notes],
-    )
 
 
 def find(path: Path, names: Sequence[str]) -> Path:
@@ -86,9 +75,11 @@ def find(path: Path, names: Sequence[str]) -> Path:
     raise DataError(f"{path} has no {expected}; download it or correct the path")
 
 
-def _tidy(labels: pl.DataFrame) -> pl.DataFrame:
-    """Rename the label columns to title, year and genres."""
-    return labels.rename({old: new for old, new in LABELS.items() if old in labels.columns})
+def _tidy(catalogue: Catalogue) -> Catalogue:
+    """Rename the columns of a catalogue to title, year and genres."""
+    return catalogue.renamed(
+        {name: ATTRIBUTES.get(name, name) for name in catalogue.frame.columns}
+    )
 
 
 def _ten_core(name: str, path: Path) -> Interactions:
@@ -141,8 +132,10 @@ def _netflix(path: Path) -> Interactions:
             "give the folder that has one"
         )
     frame = pl.concat([_netflix_ratings(file) for file in files])
-    labels = _netflix_titles(path)
-    return read(frame, user="user", item="item", time="time", labels=labels).filter(min_user=5)
+    catalogue = _netflix_titles(path)
+    return read(frame, user="user", item="item", time="time", catalogue=catalogue).filter(
+        min_user=5
+    )
 
 
 def _netflix_ratings(file: Path) -> pl.DataFrame:
@@ -197,15 +190,16 @@ def _book_crossing(path: Path, min_rating: float | None) -> Interactions:
     books = file.with_name("BX-Books.csv")
     data = read(
         file,
-        labels=books if books.is_file() else None,
+        catalogue=books if books.is_file() else None,
         min_rating=min_rating,
         encoding="latin-1",
         escape="\\",
     )
-    if data.labels is None:
+    if data.known_items is None:
         return data
-    names = dict(zip(("title", "author", "year", "publisher"), data.labels.columns, strict=False))
-    return annotated(data, labels=data.labels.select(**names))
+    new = ("title", "author", "year", "publisher")
+    names = dict(zip(data.known_items.frame.columns, new, strict=False))
+    return data._replace(catalogue=data.known_items.renamed(names))
 
 
 def _online_retail(path: Path) -> Interactions:
@@ -229,12 +223,12 @@ def _online_retail(path: Path) -> Interactions:
         time="InvoiceDate",
         time_format="%m/%d/%Y %H:%M",
         weight="Quantity",
-        labels=titles,
+        catalogue=titles,
     )
 
 
 def _complete_journey(path: Path) -> Interactions:
-    """Lines of receipts, with product categories as labels."""
+    """Lines of receipts, with product categories as attributes."""
     file = find(path, ["transactions.parquet"])
     products = file.with_name("products.parquet")
     return read(
@@ -243,7 +237,7 @@ def _complete_journey(path: Path) -> Interactions:
         item="product_id",
         time="transaction_timestamp",
         weight="quantity",
-        labels=products if products.is_file() else None,
+        catalogue=products if products.is_file() else None,
     )
 
 
@@ -291,17 +285,17 @@ def _long_enough(data: Interactions) -> Interactions:
     n_events = len(_events(data))
     n_dropped = n_events - len(_events(filtered))
     note = f"{n_dropped:,} of {n_events:,} events dropped: on rare items, or alone in a session"
-    return annotated(filtered, notes=[note])
+    return filtered._replace(notes=[*filtered.notes, note])
 
 
 def _events(data: Interactions) -> Any:
-    assert data.sequences is not None
-    return data.sequences.items
+    assert data._sequences is not None
+    return data._sequences.items
 
 
 def _several(data: Interactions) -> Interactions:
-    assert data.sequences is not None
-    return data.rows(data.sequences.lengths >= 2)
+    assert data._sequences is not None
+    return data.rows(data._sequences.lengths >= 2)
 
 
 def _table(

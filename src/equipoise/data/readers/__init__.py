@@ -1,15 +1,14 @@
 """Read files, frames, matrices and research formats into `Interactions`.
 
-`read` opens a `Source` (here for paths, in `frames` for objects), whose columns are chosen and
+`read` opens a `Source` (here for paths, in `tables` for objects), whose columns are chosen and
 checked (`columns`) and built into a matrix (`build`). Matrices and the formats of published data
 have separate modules.
 """
 
 from __future__ import annotations
 
-import glob
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,44 +16,42 @@ from typing import Any, Literal
 import numpy as np
 import scipy.sparse as sp
 
+from equipoise.data.catalogue import is_several, object_catalogue
 from equipoise.data.interactions import KIND, Interactions
-from equipoise.data.readers.baskets import looks_like_baskets, read_baskets
-from equipoise.data.readers.build import to_interactions
-from equipoise.data.readers.delimited import delimited_parts
-from equipoise.data.readers.files import (
-    excel_parts,
-    existing_file,
-    first_bytes,
-    is_blank,
-    is_utf8,
-    json_parts,
-    parquet_parts,
-)
-from equipoise.data.readers.frames import object_source, row_options
-from equipoise.data.readers.matrices import from_matrix
-from equipoise.data.readers.options import (
+from equipoise.data.read_options import (
     COLUMNS,
-    TABLES,
+    RESEARCH,
     Column,
     OnBad,
     OptionalColumn,
     ReadOptions,
-    Source,
-    Table,
     TimeUnit,
 )
+from equipoise.data.readers.baskets import looks_like_baskets, read_baskets
+from equipoise.data.readers.build import to_interactions
+from equipoise.data.readers.delimited import delimited_parts
+from equipoise.data.readers.files import (
+    check_one_kind,
+    excel_parts,
+    is_blank,
+    is_utf8,
+    json_parts,
+    parquet_parts,
+    part_notes,
+    recognised,
+    table_kind,
+)
+from equipoise.data.readers.folders import TableFile, part_files, with_constants
+from equipoise.data.readers.matrices import from_matrix
 from equipoise.data.readers.research import from_research, read_multvae, read_strong, read_weak
 from equipoise.data.storage import is_directory_of
+from equipoise.data.tables import Source, Table, object_source, row_options
 from equipoise.errors import DataError, SettingError
 from equipoise.runtime.machine import check_polars
 
 __all__ = ["read", "read_multvae", "read_strong", "read_weak"]
 
-PARQUET = (".parquet", ".pq", ".parq")
-JSON = (".jsonl", ".ndjson", ".json")
 LONGEST = 200  # characters of a path shown in a message
-EXCEL = (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods")
-TEXT = (".csv", ".tsv", ".txt", ".psv", ".dat")
 OPENERS = {
     "parquet": parquet_parts,
     "jsonl": json_parts,
@@ -77,8 +74,9 @@ def read(
     session: Column = None,
     gap: float | str | None = None,
     min_rating: float | None = None,
-    labels: Any = None,
-    label_id: Column = None,
+    catalogue: Any = None,
+    catalogue_id: Column = None,
+    catalogue_types: Mapping[str, str] | None = None,
     title: Column = None,
     ids: Literal["text"] | None = None,
     users: Any = None,
@@ -129,14 +127,20 @@ def read(
         are cut at longer pauses; the sessions of user "ann" are "ann/1", "ann/2", ...
     min_rating
         Keeps only rows with at least this rating.
-    labels
-        A table with an item column and titles, genres, ...; rows are matched to the items. Or a
-        dictionary from items to titles. `quote` and `escape` also apply to a file of labels; its
-        separator and header are detected, and `encoding` is used if it is not UTF-8.
-    label_id
-        Column of the labels with the item ids; by default recognised by usual names.
+    catalogue
+        What is known about the items: a table with an item column and titles, genres, prices,
+        ..., or a list of tables, joined by their item columns. Rows are matched to the items;
+        those of other items become `Interactions.new_items`. Or a dictionary from items to
+        titles. `quote` and `escape` also apply to a file; its separator and header are detected,
+        and `encoding` is used if it is not UTF-8.
+    catalogue_id
+        Its column with the item ids; by default recognised by usual names.
+    catalogue_types
+        What columns of the catalogue are, where reading would tell otherwise: "category", "list",
+        "text", "number", "date", a form of dates such as "%d/%m/%Y", "vector", or "skip" to leave
+        one out, as in ``{"genres": "list"}``. `Interactions.attributes` has what was decided.
     title
-        Column of the labels that is the title; by default recognised by its name or content.
+        Its column that is the title; by default recognised by its name or content.
     ids
         "text" reads ids as text even if all of them are digits. Otherwise ids that are all
         integers are read as integers; "007" is text.
@@ -186,13 +190,14 @@ def read(
     ['milk', 'tea']
     """
     settings = {
-        name: value for name, value in locals().items() if name not in ("source", "labels")
+        name: value for name, value in locals().items() if name not in ("source", "catalogue")
     }
     check_polars()
-    options = with_labels(ReadOptions(**settings), labels)
+    options = open_catalogue(ReadOptions(**settings), catalogue)
     if is_path(source):
         return _from_path(source, options)
-    options.refuse_text("an object in memory", labels_are_file=is_path(labels))
+    tables = catalogue if is_several(catalogue) else [catalogue]
+    options.refuse_text("an object in memory", catalogue_is_file=any(map(is_path, tables)))
     if isinstance(source, np.ndarray) and source.dtype.names is not None:  # named fields
         source = {name: source[name] for name in source.dtype.names}
     if sp.issparse(source) or isinstance(source, np.ndarray):
@@ -201,40 +206,32 @@ def read(
     return to_interactions(object_source(source), row_options(source, options))
 
 
-def with_labels(options: ReadOptions, labels: Any) -> ReadOptions:
-    """Return the options with the labels opened, if there are any."""
-    if labels is not None:
-        return replace(options, labels=labels_source(labels, options))
-    if options.label_id is not None:
-        raise SettingError("label_id= names a column of the labels; pass labels= too")
+def open_catalogue(options: ReadOptions, catalogue: Any) -> ReadOptions:
+    """Return the options with the catalogue opened, if there is one."""
+    if catalogue is not None:
+        return replace(options, catalogue=catalogue_sources(catalogue, options))
+    for name in ("catalogue_id", "catalogue_types"):
+        if getattr(options, name) is not None:
+            raise SettingError(f"{name}= is about columns of the catalogue; pass catalogue= too")
     return options
 
 
-def labels_source(labels: Any, options: ReadOptions) -> Source:
-    """Open the labels: a table, or a mapping from items to titles."""
-    if is_path(labels):
-        return table_source(labels, labels_options(os.fspath(labels), options))
-    if isinstance(labels, Mapping) and not any(map(_is_column, labels.values())):
-        labels = {"item": list(labels), "title": list(labels.values())}
-    if isinstance(labels, (list, tuple)):
-        first = f" that starts with {labels[0]!r}" if labels else ""
-        raise SettingError(
-            "labels must be a table with a column of items, or a dictionary from items to "
-            f"titles, got a {type(labels).__name__}{first}; make it one with dict(...)"
-        )
-    return object_source(labels, "the labels")
+def catalogue_sources(catalogue: Any, options: ReadOptions) -> list[Source]:
+    """Open the tables of a catalogue: paths, tables in memory, a mapping from items to titles."""
+    if is_path(catalogue):
+        return [table_source(catalogue, catalogue_options(os.fspath(catalogue), options))]
+    if is_several(catalogue):
+        return [source for table in catalogue for source in catalogue_sources(table, options)]
+    return object_catalogue(catalogue)
 
 
-def labels_options(path: str, options: ReadOptions) -> ReadOptions:
-    """Return the options for a file of labels, whose format may differ from the events'."""
+def catalogue_options(path: str, options: ReadOptions) -> ReadOptions:
+    """Return the options for the file of a catalogue, whose format may differ from the events'."""
     plain = replace(options, separator=None, header=None, sheet=None, format=None)
-    if options.encoding != "utf-8" and all(map(is_utf8, part_files(path) or [Path(path)])):
+    files = part_files(path) or [TableFile(path)]
+    if options.encoding != "utf-8" and all(is_utf8(file.path) for file in files):
         return replace(plain, encoding="utf-8")
     return plain
-
-
-def _is_column(values: object) -> bool:
-    return isinstance(values, Iterable) and not isinstance(values, str)
 
 
 def is_path(source: object) -> bool:
@@ -243,18 +240,27 @@ def is_path(source: object) -> bool:
 
 def _from_path(path: str | os.PathLike[str], options: ReadOptions) -> Interactions:
     _check_path(path)
-    if is_directory_of(path, KIND):
-        inapplicable = ("min_rating", "labels", "label_id", "title", "users", "items", "format")
+    place = Path(path)
+    if place.is_dir() and is_directory_of(place, KIND):
+        inapplicable = (
+            "min_rating",
+            "catalogue",
+            "catalogue_id",
+            "catalogue_types",
+            "title",
+            "users",
+            "items",
+            "format",
+        )
         options.refuse((*COLUMNS, *inapplicable), f"saved interactions ({path})")
         return Interactions.load(path)
     options.refuse(("users", "items"), "a file")
-    place = Path(path)
     if options.format == "baskets":
         return read_baskets(place, options)
     try:
-        research = from_research(place, options)
-        if research is not None:
-            return research
+        kind = options.format or recognised(place)
+        if kind in RESEARCH:
+            return from_research(place, kind, options)
         return to_interactions(table_source(path, options), options)
     except DataError as error:
         is_text = (
@@ -299,78 +305,11 @@ def table_source(path: str | os.PathLike[str], options: ReadOptions) -> Source:
     return _parts(text, files, options)
 
 
-def part_files(path: str) -> list[Path] | None:
-    """Return the files of a folder or a pattern; None for the path of a file."""
-    place = Path(path)
-    if place.is_dir():
-        files = files_below(place)
-        missing = f"{place} is a folder without Parquet, CSV or JSON lines files"
-        missing += "; give the path of a file"
-    elif not place.exists() and glob.has_magic(path):
-        files = matching(place)
-        missing = f"no file matches {path}; check the pattern"
-    else:
-        return None
-    if not files:
-        raise DataError(missing)
-    return files
-
-
-def matching(pattern: Path) -> list[Path]:
-    """Return the files that match a pattern; existing parent folders are taken literally."""
-    root = next(folder for folder in pattern.parents if folder.is_dir())
-    relative = str(pattern.relative_to(root))
-    names = sorted(glob.glob(relative, root_dir=root, recursive=True))
-    return [root / name for name in names if (root / name).is_file()]
-
-
-def files_below(folder: Path) -> list[Path]:
-    """Return the table files below a folder."""
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
-    names = [str(file.relative_to(folder)) for file in files]
-    return [folder / name for name in table_files(names, str(folder))]
-
-
-def table_files(names: Iterable[str], folder: str) -> list[str]:
-    """Return the tables among the files of a folder, without names that start with . or _."""
-    files_of_family: dict[tuple[str, ...], list[str]] = {}
-    for name in names:
-        hidden = any(part[0] in "._" for part in Path(name).parts)
-        for family in (PARQUET, JSON, EXCEL, TEXT):
-            if _suffix(Path(name)) in family and not hidden:
-                files_of_family.setdefault(family, []).append(name)
-    if len(files_of_family) > 1:
-        kinds = " and ".join(Path(files[0]).name for files in files_of_family.values())
-        raise DataError(
-            f"{folder} holds files of several kinds, such as {kinds}; give a pattern like "
-            f"{folder}/*.parquet"
-        )
-    return next(iter(files_of_family.values()), [])
-
-
-def _suffix(path: Path) -> str:
-    return Path(path.name.lower().removesuffix(".gz")).suffix
-
-
-def table_kind(path: Path, options: ReadOptions) -> str:
-    """Return the format of a table file, a key of `OPENERS`."""
-    suffix = f".{options.format}" if options.format in TABLES else _suffix(path)
-    if suffix in PARQUET or first_bytes(existing_file(path), 4) == b"PAR1":
-        return "parquet"
-    if suffix in EXCEL:
-        return "excel"
-    if options.sheet is not None:
-        raise SettingError(f"sheet= applies to Excel files, but {path} is none; leave it out")
-    return "jsonl" if suffix in JSON else "text"
-
-
-def _parts(name: str, files: list[Path], options: ReadOptions) -> Source:
-    """Concatenate files of one format with the same columns."""
-    full = [file for file in files if not is_blank(file)]
-    kinds = [table_kind(file, options) for file in full]
+def _parts(name: str, files: list[TableFile], options: ReadOptions) -> Source:
+    """Concatenate files of one format."""
+    full = [file for file in files if not is_blank(file.path)]
     notes = part_notes(name, len(files), len(full))
-    check_one_kind(list(map(str, full)), kinds)
-    source = OPENERS[kinds[0]](name, full, options)
+    source = parts_source(name, full, options)
 
     def load(names: list[str], ids: Collection[str]) -> Table:
         table = source.loader(names, ids)
@@ -379,18 +318,9 @@ def _parts(name: str, files: list[Path], options: ReadOptions) -> Source:
     return replace(source, loader=load)
 
 
-def part_notes(name: str, n_files: int, n_full: int) -> list[str]:
-    """Return notes on the number of parts of a table; raise if all are empty."""
-    if not n_full:
-        raise DataError(f"all {n_files} parts of {name} are empty; nothing can be read from it")
-    notes = [f"read {n_files} part{'s' if n_files > 1 else ''}"]
-    if n_full < n_files:
-        notes.append(f"{n_files - n_full} of {n_files} parts are empty")
-    return notes
-
-
-def check_one_kind(names: Sequence[str], kinds: Sequence[str]) -> None:
-    """Raise if parts have different formats (Parquet, text, ...)."""
-    for name, kind in zip(names, kinds, strict=True):
-        if kind != kinds[0]:
-            raise DataError(f"{names[0]} and {name} are of different kinds; give a pattern of one")
+def parts_source(name: str, files: Sequence[TableFile], options: ReadOptions) -> Source:
+    """Open files that are not blank as one table."""
+    kinds = [table_kind(file.path, options) for file in files]
+    check_one_kind([file.name for file in files], kinds)
+    source = OPENERS[kinds[0]](name, [file.path for file in files], options)
+    return with_constants(source, [file.constants for file in files])

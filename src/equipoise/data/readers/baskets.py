@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from equipoise.data.columns import spelled_like
 from equipoise.data.interactions import Interactions
+from equipoise.data.read_options import COLUMNS, ReadOptions
 from equipoise.data.readers.build import to_interactions
-from equipoise.data.readers.columns import spelled_like
 from equipoise.data.readers.delimited import LOOK, SEPARATORS, whole_numbers
 from equipoise.data.readers.files import SAMPLE, all_bytes, first_bytes, text_contents
-from equipoise.data.readers.options import COLUMNS, ReadOptions, Source, Table
+from equipoise.data.tables import Source, Table
 from equipoise.errors import DataError
 
 # Options about columns, which a line of items does not have.

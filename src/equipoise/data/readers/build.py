@@ -1,4 +1,4 @@
-"""Build `Interactions` from a table: check and filter rows, number ids, cut sessions, add labels.
+"""Build `Interactions` from a table: filter rows, number ids, cut sessions, add the catalogue.
 
 Ids are numbered and pairs sorted into a CSR matrix by counting, in linear time.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,25 +16,22 @@ import numpy.typing as npt
 import polars as pl
 
 from equipoise.checks import period
-from equipoise.data.events import MOST_TYPES, Events, pair_up
-from equipoise.data.interactions import Interactions
-from equipoise.data.matrix import Csr, compact, entry_rows
-from equipoise.data.pairs import summed
-from equipoise.data.readers.columns import (
+from equipoise.data.catalogue import read_catalogue
+from equipoise.data.columns import (
     Columns,
     choose_columns,
-    given_column,
     id_column,
-    label_id_column,
     number_column,
-    spelled_like,
     time_column,
 )
-from equipoise.data.readers.delimited import WHOLE
-from equipoise.data.readers.options import (
+from equipoise.data.events import MOST_TYPES, Events, pair_up, summed
+from equipoise.data.ids import IdIndex
+from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import Csr, compact, entry_rows
+from equipoise.data.read_options import ReadOptions
+from equipoise.data.tables import (
     BadRows,
     Mask,
-    ReadOptions,
     Source,
     reasons_text,
     skipped_notes,
@@ -64,7 +60,7 @@ class Rows:
     types: pl.Series | None = None
     type_column: str | None = None
     notes: list[str] = field(default_factory=list)  # on columns, then on the file and its cells
-    found: int = 0  # number of notes on columns
+    n_column_notes: int = 0
     skipped: Counter[str] = field(default_factory=Counter)  # bad rows by reason
     reasons: str = ""  # the same as text, with an example each
     height: int = 0  # rows of the table, usable or not
@@ -72,7 +68,7 @@ class Rows:
     low: int = 0  # rows with a rating below `min_rating`
     idle: int = 0  # rows with weight 0
 
-    def said(self, name: str, options: ReadOptions) -> list[str]:
+    def all_notes(self, name: str, options: ReadOptions) -> list[str]:
         """Return the notes, including how many rows were left out and why."""
         notes = [*self.notes, *skipped_notes(self.skipped, name)]
         if self.low:
@@ -82,7 +78,7 @@ class Rows:
             notes.append(f"{self.idle:,} rows with weight 0 left out")
         return notes
 
-    def require_some(self, n_rows: int, name: str, options: ReadOptions) -> None:
+    def require_rows(self, n_rows: int, name: str, options: ReadOptions) -> None:
         """Raise if no row is left, and suggest why."""
         if n_rows:
             return
@@ -103,8 +99,8 @@ class Rows:
 def to_interactions(source: Source, options: ReadOptions) -> Interactions:
     """Choose and load the columns of a source and build interactions from them."""
     table = usable_rows(source, choose_columns(source, options), options)
-    table.require_some(len(table.users), source.name, options)
-    notes = table.said(source.name, options)
+    table.require_rows(len(table.users), source.name, options)
+    notes = table.all_notes(source.name, options)
     (rows, user_ids), (places, item_ids) = factorize_both(table.users, table.items)
     table.users, table.items = table.users.clear(), table.items.clear()
     if options.gap is not None and table.times is not None:
@@ -132,7 +128,7 @@ def usable_rows(source: Source, columns: Columns, options: ReadOptions) -> Rows:
     users, items, weights, ratings, times, notes = _values(table.frame, columns, bad, options)
     types = None if columns.type is None else _types(table.frame[columns.type])
     rows = Rows(users, items, weights, times, types, columns.type, notes)
-    rows.found, rows.skipped = len(columns.notes), bad.counts
+    rows.n_column_notes, rows.skipped = len(columns.notes), bad.counts
     rows.reasons, rows.height = bad.reasons(), table.frame.height
     usable = _usable_mask(ratings, options, bad, rows)
     table.frame = table.frame.clear()  # frees its memory, the largest part
@@ -214,10 +210,11 @@ def finished(
     notes: list[str],
     events: Events | None = None,
 ) -> Interactions:
-    """Return interactions with labels; a single user or item is a warning (a wrong column?)."""
+    """Return interactions with a catalogue; warn of a single user or item (a wrong column?)."""
     notes += [*lone_note(name, "user", users), *lone_note(name, "item", items)]
-    labels = item_labels(items, options, notes)
-    return Interactions(matrix, users, items, labels=labels, events=events, notes=notes)
+    index = IdIndex(items, "item")
+    catalogue = read_catalogue(index, options, notes)
+    return Interactions(matrix, users, index, catalogue=catalogue, events=events, notes=notes)
 
 
 def lone_note(name: str, axis: str, ids: Ids) -> list[str]:
@@ -230,11 +227,6 @@ def lone_note(name: str, axis: str, ids: Ids) -> list[str]:
     )
     logger.warning("%s: %s", name, note)
     return [note]
-
-
-def item_labels(items: Ids, options: ReadOptions, notes: list[str]) -> pl.DataFrame | None:
-    """Return the labels of the items, if a table of them was given."""
-    return None if options.labels is None else _aligned(options.labels, items, options, notes)
 
 
 def _usable_mask(
@@ -315,69 +307,6 @@ def cut_sessions(users: Codes, times: Floats, ids: Ids, gap: float | str) -> tup
     names = np.empty(len(owner), object)
     names[:] = [f"{ids[who]}/{turn}" for who, turn in zip(owner, ordinal, strict=True)]
     return sessions, names
-
-
-def _aligned(source: Source, items: Ids, options: ReadOptions, notes: list[str]) -> pl.DataFrame:
-    """Return one row of labels per item, the title first; nulls for items without labels."""
-    key = label_id_column(source, options)
-    label_columns = [name for name in source.columns if name != key]
-    if not label_columns:
-        raise DataError(f"{source.name} has no column beside {key!r}; labels need a title")
-    table = source.load([key], label_columns)
-    if options.title is not None:
-        title = given_column(source, options.title, "title")
-    else:
-        title = _title(table.frame, label_columns, key)
-    frame = table.frame.select([key, title, *(name for name in label_columns if name != title)])
-    item_ids = pl.Series("\x00item", items.tolist())  # no column of labels has this name
-    keys = _same_type(item_ids, frame[key], table.written)
-    frame = frame.with_columns(keys.alias(key)).filter(pl.col(key).is_not_null())
-    unique = frame.unique(subset=[key], keep="first", maintain_order=True)
-    joined = item_ids.to_frame().join(
-        unique.with_columns(pl.lit(True).alias("\x00found")),
-        left_on=item_ids.name,
-        right_on=key,
-        how="left",
-        maintain_order="left",
-    )
-    missing = joined["\x00found"].null_count()
-    if missing == len(items):
-        raise DataError(
-            f"{source.name}: none of the items is labelled; check that column {key!r} holds "
-            f"ids such as {items.tolist()[0]!r}, or pass label_id= with another column"
-        )
-    also = "" if options.title is not None or len(label_columns) == 1 else "; title= for another"
-    notes.append(f"labels from {source.name}, titles from its column {title!r}{also}")
-    if missing:
-        notes.append(f"{missing:,} of {len(items):,} items have no label")
-    if unique.height < frame.height:
-        notes.append(f"{frame.height - unique.height:,} repeated labels ignored, the first kept")
-    return joined.drop(item_ids.name, "\x00found")
-
-
-def _title(frame: pl.DataFrame, names: list[str], key: str) -> str:
-    """Return the title column: one with a usual name, else the text with most distinct values."""
-    known = [name for name in spelled_like(tuple(names), "title") if name != key]
-    if known:
-        return known[0]
-    texts = [name for name in names if frame[name].dtype == pl.String]
-    return max(texts, key=lambda name: frame[name].n_unique()) if texts else names[0]
-
-
-def _same_type(
-    items: pl.Series, keys: pl.Series, written: Callable[[str], pl.Series] | None
-) -> pl.Series:
-    """Convert the keys of the labels to the type of the item ids; null if that fails."""
-    if items.dtype == pl.String:
-        return keys.cast(pl.String) if written is None else written(keys.name)
-    if keys.dtype.is_float():
-        keys = keys.set((keys != keys.floor()) | ~keys.is_finite(), None)
-    if keys.dtype == pl.String:  # "007" is not 7
-        keys = keys.set(~keys.str.contains(WHOLE), None)
-    if keys.dtype.is_numeric() or keys.dtype == pl.String:
-        return keys.cast(pl.Int64, strict=False)
-    kind = np.asarray(items).dtype
-    raise DataError(f"labels have ids of type {keys.dtype} for items of type {kind}; convert them")
 
 
 class Log(NamedTuple):

@@ -1,12 +1,8 @@
-r"""CSV, TSV and other delimited text: parsed by polars, after checks that polars does not make.
+r"""CSV, TSV and other delimited text: parsed by polars as text, then converted to numbers.
 
-Polars fills short rows with nulls, keeps NUL bytes and turns 007 into 7. One pass over the bytes
-(`scan`) finds such records first, and the line on which each record starts. The column types that
-polars guesses are only a short cut: the values are the same as if every column of all parts were
-read as text and then converted.
-
-A stray quotation mark spoils only its own line: the scan resumes at the next one. Escaped marks
-(\") are replaced by doubled ones before.
+Only if polars refuses a file or may have misread it, the bytes are scanned (`records`) for bad
+records and the line on which each of them starts. A stray quotation mark spoils only its own line.
+Escaped marks (\") are replaced by doubled ones before.
 """
 
 from __future__ import annotations
@@ -15,51 +11,50 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from equipoise.data.readers.columns import SPELLINGS, spelled_like
-from equipoise.data.readers.files import SAMPLE, all_bytes, first_bytes, text_contents
-from equipoise.data.readers.numbers import parsed_numbers
-from equipoise.data.readers.options import (
-    OnBad,
-    ReadOptions,
-    Source,
-    Table,
-    bad_row,
-    check_one_schema,
-    located,
-    row_of,
+from equipoise.data.columns import SPELLINGS, common_columns, spelled_like
+from equipoise.data.read_options import OnBad, ReadOptions
+from equipoise.data.readers.files import (
+    LINE_END,
+    SAMPLE,
+    all_bytes,
+    byte_array,
+    count_byte,
+    first_bytes,
+    text_contents,
 )
 from equipoise.data.readers.records import (
     BAD,
     BLANK,
-    FOREIGN,
-    HIGH,
-    NUL,
-    OPEN,
     QUOTE,
     RAGGED,
     REASONS,
     STRAY,
-    ZERO,
-    Scan,
+    Records,
     scan,
+)
+from equipoise.data.tables import (
+    Source,
+    Table,
+    bad_row,
+    located,
 )
 from equipoise.errors import DataError
 from equipoise.runtime.kernels import compiled
+from equipoise.runtime.machine import count, run
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 LOOK = 100  # lines used to tell a header from data
 SEPARATORS = {
@@ -73,6 +68,7 @@ SEPARATORS = {
 COMMA = re.compile(rb'\s*"?[+-]?\d+,\d+"?\s*')
 WHOLE = r"^(0|-?[1-9][0-9]*)$"
 DECIMAL = r"^(0|-?[1-9][0-9]*)(\.[0-9]*)?$"
+NUMBER = r"^[+-]?[0-9.]*[0-9][0-9.eE+-]*$|^[+-]?(?i:nan|inf|infinity)$"
 # A number (possibly with a decimal comma) or a date.
 VALUE = re.compile(
     r"\s*([+-]?(\d+([.,]\d*)?|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf(inity)?)|\d{4}-\d\d-\d\d.*)\s*",
@@ -82,6 +78,12 @@ VALUE = re.compile(
 DATED = re.compile(r"\d{4}-\d\d?-\d\d?|\d{1,4}[/.]\d\d?[/.]\d{2,4}\b|\d{9,}|(19|20)\d{6}$")
 
 BACKSLASH = "\\"
+
+# Limits of the parser of plain numbers
+WIDEST = 15  # digits of a decimal number: numerator and power of ten are exact, below 2^53
+LONGEST = 18  # digits of an integer that always fit 64 bits
+POINT = ord(".") - 48
+POWERS = 10.0 ** np.arange(WIDEST + 1)
 
 
 def delimited_source(path: Path, options: ReadOptions) -> Source:
@@ -112,17 +114,18 @@ def delimited_parts(name: str, paths: Sequence[Path], options: ReadOptions) -> S
     header, notes = _header(paths[0], first, body, separator, options)
     if header:
         columns = [tuple(_fields(part[0], separator, quote)) for part in lines]
-        check_one_schema(paths, columns)
+        names = common_columns(list(map(str, paths)), columns, options)
     else:
         columns = [tuple(f"column {place}" for place in range(len(first)))] * len(paths)
+        names = columns[0]
     files = [
-        TextFile(str(path), data, separator, names, header, quote, options.quote is None)
-        for path, data, names in zip(paths, contents, columns, strict=True)
+        TextFile(str(path), data, separator, file_columns, header, quote, options.quote is None)
+        for path, data, file_columns in zip(paths, contents, columns, strict=True)
     ]
     detect = options.escape is None and quote != ""
     load = partial(_load, name, files, options.on_bad, detect, notes)
     dated = frozenset() if header else _dated(columns[0], [first, *body])
-    return Source(name, columns[0], load, header, dated)
+    return Source(name, names, load, header, dated)
 
 
 def _one_column(path: Path, line: bytes, requested: str | None, guess: str) -> DataError:
@@ -136,7 +139,7 @@ def _one_column(path: Path, line: bytes, requested: str | None, guess: str) -> D
         return DataError(f"{path}: asked for separator={requested!r} but {problem}: leave it out")
     return DataError(
         f"{path} has one column, {shown!r}; pass separator= to cut it into fields "
-        "(for labels, a frame in place of the file)"
+        "(for a catalogue, a frame in place of the file)"
     )
 
 
@@ -231,7 +234,7 @@ def _header(
     if _turns(first, body, separator) or (usual and len(words) > 1):
         raise DataError(
             f"{path}, line 1: {shown} may be the names of the columns or data; "
-            "pass header=True or header=False (for labels, a frame in place of the file)"
+            "pass header=True or header=False (for a catalogue, a frame in place of the file)"
         )
     return False, []
 
@@ -262,69 +265,59 @@ def _load(
     ids: Collection[str],
 ) -> Table:
     """Load these columns; ids become integers only if that is lossless."""
-    parts, guesses, counts, parse_notes = _parsed(files, on_bad, detect, names)
-    notes = [*notes, *parse_notes]
-    skipped: Counter[str] = sum((part.skipped for part in parts), Counter())
-    full = [place for place, part in enumerate(parts) if part.n_rows > 0]
-    parts, guesses = [parts[place] for place in full], [guesses[place] for place in full]
-    if not parts:
-        return Table(pl.DataFrame(schema=dict.fromkeys(names, pl.String)), row_of(name), skipped)
-    exact = not counts[ZERO]
-    plain = [column for column in names if not _agreed(guesses, column, column in ids, exact)]
-    typed = [
-        _with_text(guess, part, plain).select(names)
-        for part, guess in zip(parts, guesses, strict=True)
-    ]
-    frame = typed[0] if len(typed) == 1 else pl.concat(typed, how="vertical_relaxed")
-    frame = frame.with_columns(whole_numbers(frame[column]) for column in plain if column in ids)
-    blank = counts[BLANK]
+    parts, skipped = files, Counter[str]()
+    frames = _all_or_none(file.numbers(names) for file in files)
+    if frames is None:
+        frames = _all_or_none(file.trusted(names) for file in files)
+    if frames is None:
+        parts, scan_notes = _usable_records(files, on_bad, detect)
+        notes = [*notes, *scan_notes]
+        skipped = sum((part.skipped for part in parts), Counter())
+        frames = [part.text(names) for part in parts]
+    sizes = [part.height for part in frames]
+    frame = pl.concat(frames, how="vertical_relaxed")
+    del frames  # each column of text goes as soon as it is converted
+    for column in names:
+        convert = whole_numbers if column in ids else _numbers
+        frame = frame.with_columns(convert(frame[column]))
     return Table(
         frame,
-        located([part.n_rows for part in parts], [part.locate for part in parts]),
+        located(sizes, [part.locate for part in parts]),
         skipped,
-        [*notes, *([f"ignored {blank:,} blank lines"] if blank else [])],
+        notes,
         decimal_comma=files[0].separator != ",",
         written=lambda column: pl.concat([part.text([column])[column] for part in parts]),
+        heights=lambda: sizes,
     )
 
 
-def _parsed(
-    files: list[TextFile], on_bad: OnBad, detect: bool, names: list[str]
-) -> tuple[list[TextFile], list[pl.DataFrame | None], Counter[int], list[str]]:
-    """Return the usable parts of the files, frames with guessed types, scan counts and notes.
+def _all_or_none(frames: Iterable[pl.DataFrame | None]) -> list[pl.DataFrame] | None:
+    """Return all frames; None, without the rest, as soon as one is missing."""
+    present = []
+    for frame in frames:
+        if frame is None:
+            return None
+        present.append(frame)
+    return present
+
+
+def _usable_records(
+    files: list[TextFile], on_bad: OnBad, detect: bool
+) -> tuple[list[TextFile], list[str]]:
+    """Scan the files; return them without blank lines and bad records, and notes.
 
     With `detect`, faulty quotation marks are tried again as escaped by backslashes.
     """
-    numbers = [file.numbers(names) for file in files]
-    if all(frame is not None for frame in numbers):
-        sizes = [0 if frame is None else frame.height for frame in numbers]
-        parts = [replace(file, quote="", n_rows=n) for file, n in zip(files, sizes, strict=True)]
-        return parts, numbers, Counter(), []
-    with ThreadPoolExecutor(1) as pool:
-        scanning = pool.submit(lambda: [file.scanned() for file in files])
-        guesses = [file.guessed(names) for file in files]
-        scans = scanning.result()
-    if detect and any(scanned.faulty_marks for scanned in scans):
+    if detect and any(file.records.faulty_marks for file in files):
         escaped = _escaped(files)
         if escaped:
-            note = "quotation marks are escaped by backslashes; escape='' if not"
-            return (*_parsed(escaped, on_bad, False, names)[:3], [note])
-    scans = [
-        file.records if scanned.counts[OPEN] else scanned
-        for file, scanned in zip(files, scans, strict=True)
-    ]
-    counts: Counter[int] = sum((scanned.counts for scanned in scans), Counter())
+            parts, notes = _usable_records(escaped, on_bad, False)
+            return parts, ["quotation marks are escaped by backslashes; escape='' if not", *notes]
     # If marks enclose fields in any part, a stray mark is a fault in all parts.
-    enclosing = counts[QUOTE] > 0
-    stray = counts[STRAY] > 0
-    parts = [
-        file.usable(scanned, enclosing=enclosing, stray=stray and enclosing, on_bad=on_bad)
-        for file, scanned in zip(files, scans, strict=True)
-    ]
-    for place, (file, part) in enumerate(zip(files, parts, strict=True)):
-        if part.n_rows > 0 and (stray or part.data is not file.data):
-            guesses[place] = part.guessed(names)
-    return parts, guesses, counts, []
+    enclosing = any(file.records.count(QUOTE) for file in files)
+    blank = sum(file.records.count(BLANK) for file in files)
+    parts = [file.usable(on_bad, enclosing=enclosing) for file in files]
+    return parts, [f"ignored {blank:,} blank lines"] if blank else []
 
 
 def _escaped(files: list[TextFile]) -> list[TextFile]:
@@ -336,7 +329,7 @@ def _escaped(files: list[TextFile]) -> list[TextFile]:
         out.append(replace(file, data=changed) if changed != data else file)
     if all(new is old for new, old in zip(out, files, strict=True)):
         return []
-    return [] if any(file.scanned().faulty_marks for file in out) else out
+    return [] if any(file.records.faulty_marks for file in out) else out
 
 
 def doubled(data: bytes, quote: str, escape: str) -> bytes:
@@ -378,22 +371,6 @@ def _doubled(data: Bytes, quote: int, escape: int) -> Bytes:
     return out[:size]
 
 
-def _agreed(guesses: Sequence[pl.DataFrame | None], name: str, is_id: bool, exact: bool) -> bool:
-    """Whether the guessed types of a column agree in all parts and lose nothing."""
-    kinds = {None if guess is None else guess[name].dtype for guess in guesses}
-    if is_id:
-        return exact and kinds == {pl.Int64()}
-    return None not in kinds and (len(kinds) == 1 or kinds <= {pl.Int64(), pl.Float64()})
-
-
-def _with_text(guess: pl.DataFrame | None, part: TextFile, plain: list[str]) -> pl.DataFrame:
-    """Replace these columns by their text where the guess converted them."""
-    if guess is None:
-        return part.text(plain)
-    changed = [name for name in plain if guess[name].dtype != pl.String]
-    return guess.with_columns(part.text(changed)) if changed else guess
-
-
 def whole_numbers(text: pl.Series) -> pl.Series:
     """Convert text to integers if every value is written canonically; else return it.
 
@@ -402,7 +379,7 @@ def whole_numbers(text: pl.Series) -> pl.Series:
     >>> whole_numbers(pl.Series(["7", "007"])).to_list()
     ['7', '007']
     """
-    if text.dtype != pl.String or text.null_count() == len(text):
+    if text.dtype != pl.String or not _may_be(text, DECIMAL):
         return text
     if text.str.contains(WHOLE).all():
         numbers = text.cast(pl.Int64, strict=False)
@@ -410,6 +387,22 @@ def whole_numbers(text: pl.Series) -> pl.Series:
     if text.str.contains(DECIMAL).all():
         return text.cast(pl.Float64)  # a float column of integers; the ids are checked later
     return text
+
+
+def _numbers(text: pl.Series) -> pl.Series:
+    """Convert text to integers or floats if every value is a number; else return it."""
+    if text.dtype == pl.String and _may_be(text, NUMBER):
+        for kind in (pl.Int64, pl.Float64):
+            numbers = text.cast(kind, strict=False)
+            if numbers.null_count() == text.null_count():
+                return numbers
+    return text
+
+
+def _may_be(text: pl.Series, pattern: str) -> bool:
+    """Whether the first values match, which spares most columns of words a full pass."""
+    first = text.head(LOOK).drop_nulls()
+    return text.null_count() < len(text) and bool(first.str.contains(pattern).all())
 
 
 @dataclass(frozen=True)
@@ -424,44 +417,55 @@ class TextFile:
     quote: str  # the mark that encloses fields, or empty
     wary: bool = True  # whether a quoted field that spans whole rows counts as not closed
     lines: Ints | None = None  # line of each record, if some were left out
-    n_rows: int = 0  # usable records without the header
     skipped: Counter[str] = field(default_factory=Counter)  # records left out, by reason
 
-    def scanned(self, *, detail: bool = False) -> Scan:
-        """Scan for the faults that polars does not report."""
-        n_fields = len(self.columns)
-        return scan(
-            self.data, self.separator, n_fields, quote=self.quote, wary=self.wary, detail=detail
-        )
-
     @cached_property
-    def records(self) -> Scan:
-        """The scan with a row for each record."""
-        return self.scanned(detail=True)
+    def records(self) -> Records:
+        """Position and faults of each record."""
+        n_fields = len(self.columns)
+        return scan(self.data, self.separator, n_fields, quote=self.quote, wary=self.wary)
 
     def numbers(self, names: Sequence[str]) -> pl.DataFrame | None:
         """Return columns of plain numbers; None if the file has anything else."""
-        parse = partial(parsed_numbers, header=self.header, quote=self.quote)
-        return parse(self.data, self.separator, self.columns, names)
+        header, quote = self.header, self.quote
+        return parse_numbers(
+            self.data, self.separator, self.columns, names, header=header, quote=quote
+        )
 
-    def guessed(self, names: Sequence[str]) -> pl.DataFrame | None:
-        """Parse with the types that polars infers from the first rows; None if that fails."""
+    def trusted(self, names: Sequence[str]) -> pl.DataFrame | None:
+        """Return columns as text; None if polars refuses the file or may have misread it.
+
+        Polars fills short records with nulls and cuts long ones. A record is short if its last
+        cell is missing; without short ones, too many separators mean long ones.
+        """
         try:
-            return self._columns(names, infer_schema_length=1000)
+            frame = self._parsed([*names, self.columns[-1]])
         except pl.exceptions.PolarsError:
             return None
+        data, n_records = byte_array(self.data), frame.height + self.header
+        n_lines = count_byte(data, LINE_END) + int(data[-1] != LINE_END)
+        n_separators = count_byte(data, ord(self.separator))
+        if n_lines != n_records or n_separators != n_records * (len(self.columns) - 1):
+            return None
+        if any(frame.null_count().row(0)) or count_byte(data, 0):
+            return None
+        frame = frame.select(names)
+        marks = pl.all().str.contains(self.quote, literal=True).any()
+        return None if self.quote and any(frame.select(marks).row(0)) else frame
 
     def text(self, names: Sequence[str]) -> pl.DataFrame:
         """Return these columns as text."""
         try:
-            return self._columns(names, infer_schema=False)
+            return self._parsed(names)
         except pl.exceptions.PolarsError as error:
             reason = str(error).splitlines()[0]
             raise DataError(f"{self.name} cannot be parsed: {reason}; correct it") from error
 
-    def _columns(self, names: Sequence[str], **settings: Any) -> pl.DataFrame:
+    def _parsed(self, names: Sequence[str]) -> pl.DataFrame:
+        if self.data == b"":
+            return pl.DataFrame(schema=dict.fromkeys(names, pl.String))
         places = sorted({self.columns.index(name) for name in names})
-        # An open file, because polars 1.39 treats a path such as data[1].csv as a pattern
+        # An open file, because polars treats a path such as data[1].csv as a pattern
         with (
             io.BytesIO(self.data) if isinstance(self.data, bytes) else self.data.open("rb") as file
         ):
@@ -471,46 +475,187 @@ class TextFile:
                 has_header=self.header,
                 separator=self.separator,
                 quote_char=self.quote or None,
-                **settings,
+                infer_schema=False,
             )
         frame.columns = [self.columns[place] for place in places]
-        return frame
+        return frame.select(list(dict.fromkeys(names)))
 
     def locate(self, row: int) -> str:
         """Return the file and line of a row, for messages."""
         lines = self.records.lines if self.lines is None else self.lines
         return f"{self.name}, line {lines[row + self.header]}"
 
-    def usable(self, scanned: Scan, *, enclosing: bool, stray: bool, on_bad: OnBad) -> TextFile:
-        """Return the parsable records; a bad one is an error or left out."""
+    def usable(self, on_bad: OnBad, *, enclosing: bool) -> TextFile:
+        """Return the parsable records; a bad one is an error or left out.
+
+        Quotation marks are text unless they are `enclosing` fields somewhere in the table.
+        """
         quote = self.quote if enclosing else ""
-        problems = (RAGGED, NUL, BLANK, OPEN, *((STRAY,) if stray else ()))
-        if scanned.valid and not any(scanned.counts[bit] for bit in problems):
-            return replace(self, quote=quote, n_rows=scanned.records - self.header)
+        bad_bits = BAD if enclosing else BAD & ~STRAY
         data, records = all_bytes(self.data), self.records
+        flags = records.flags
+        if not (flags & (bad_bits | BLANK)).any():
+            return replace(self, quote=quote)
         ends = np.append(records.starts[1:], len(data))
-        flags = records.flags.copy()
-        for place in np.flatnonzero(flags & HIGH):
-            try:
-                data[records.starts[place] : ends[place]].decode("utf-8")
-            except UnicodeDecodeError:
-                flags[place] |= FOREIGN
-        bits = BAD if stray else BAD & ~STRAY
         skipped: Counter[str] = Counter()
-        for place in np.flatnonzero(flags & bits):
-            bit = next(bit for bit in REASONS if flags[place] & bits & bit)
+        for place in np.flatnonzero(flags & bad_bits):
+            bit = next(bit for bit in REASONS if flags[place] & bad_bits & bit)
             reason, remedy = REASONS[bit]
             if on_bad == "error" or (place == 0 and self.header):
                 if bit == RAGGED:
                     reason = self._ragged(data[records.starts[place] : ends[place]])
                 raise bad_row(f"{self.name}, line {records.lines[place]}", reason, remedy)
             skipped[reason] += 1
-        good = np.flatnonzero((flags & (bits | BLANK)) == 0)
+        good = np.flatnonzero((flags & (bad_bits | BLANK)) == 0)
         left = b"".join([data[records.starts[place] : ends[place]] for place in good])
-        lines, n_rows = records.lines[good], len(good) - self.header
-        return replace(self, data=left, quote=quote, lines=lines, n_rows=n_rows, skipped=skipped)
+        return replace(self, data=left, quote=quote, lines=records.lines[good], skipped=skipped)
 
     def _ragged(self, record: bytes) -> str:
         line = record.split(b"\n")[0].replace(b"\r", b"")  # `csv` refuses one within a line
         fields = _fields(line, self.separator, self.quote)
         return f"the record has {len(fields)} fields where {len(self.columns)} are expected"
+
+
+def parse_numbers(
+    content: bytes | Path,
+    separator: str,
+    names: Sequence[str],
+    requested: Sequence[str],
+    *,
+    header: bool,
+    quote: str,
+) -> pl.DataFrame | None:
+    """Return the requested columns, or None if any of their cells is not a plain number.
+
+    Columns without decimals in the first rows are 64-bit integers, others floats. Other columns
+    may hold any ASCII text without quotation marks.
+    """
+    data = byte_array(content)
+    if data[-1] != LINE_END:
+        return None
+    column_of = np.full(len(names), -1)
+    for column, name in enumerate(requested):
+        column_of[names.index(name)] = column
+    marks = ord(separator), ord(quote) if quote else -1
+    begin = 0
+    if header:
+        begin = _after_line(data, 0)
+        nothing = np.empty((0, 1), np.int64), np.empty(0, np.bool_)
+        if _parse(data, 0, begin, *marks, np.full(len(names), -1), 0, *nothing) < 0:
+            return None
+    first = min(begin + SAMPLE, len(data))
+    while first > begin and data[first - 1] != LINE_END:
+        first -= 1  # drop the incomplete last row of the sample
+    decimal = np.ones(len(requested), np.bool_)
+    room = np.empty((len(requested), count_byte(data[begin:first], LINE_END)), np.int64)
+    if first == begin or _parse(data, begin, first, *marks, column_of, 0, room, decimal) < 0:
+        return None
+    parts = count()
+    cuts = np.linspace(begin, len(data), parts + 1).astype(np.int64)
+    bounds = [begin, *(_after_line(data, int(cut)) for cut in cuts[1:-1]), len(data)]
+    sizes = np.zeros(parts + 1, np.int64)
+
+    def measure(part: int) -> None:
+        sizes[part + 1] = count_byte(data[bounds[part] : bounds[part + 1]], LINE_END)
+
+    run(measure, parts)
+    rows = np.cumsum(sizes)
+    cells, fine = np.empty((len(requested), rows[-1]), np.int64), np.zeros(parts, np.bool_)
+
+    def parse(part: int) -> None:
+        place = bounds[part], bounds[part + 1], *marks, column_of, rows[part]
+        fine[part] = _parse(data, *place, cells, decimal.copy()) >= 0
+
+    run(parse, parts)
+    if not fine.all():
+        return None
+    return pl.DataFrame(
+        {
+            name: cells[column].view(np.float64) if decimal[column] else cells[column]
+            for column, name in enumerate(requested)
+        }
+    )
+
+
+@compiled
+def _after_line(data: Bytes, at: int) -> int:
+    """Return the start of the next line."""
+    while at < data.size and data[at] != 10:
+        at += 1
+    return min(at + 1, data.size)
+
+
+@compiled
+def _parse(
+    data: Bytes,
+    at: int,
+    stop: int,
+    separator: int,
+    mark: int,
+    column_of: Ints,
+    row: int,
+    cells: Ints,
+    decimal: Mask,
+) -> int:
+    """Parse complete lines into `cells`; return the next row, or -1 if a cell is no number.
+
+    `decimal` says which columns may have decimals, and on return which of these do.
+    """
+    floats = cells.view(np.float64)
+    has_decimals = np.zeros(decimal.size, np.bool_)
+    while at < stop:
+        for place in range(column_of.size):
+            column = column_of[place]
+            if column < 0:
+                byte = data[at]
+                while byte != separator and byte != 10 and byte != 13:
+                    if byte == mark or byte == 0 or byte >= 128:
+                        return -1
+                    at += 1
+                    byte = data[at]
+            else:
+                negative = data[at] == 45
+                at += negative
+                first, value = at, 0
+                digit = data[at] - 48
+                while 0 <= digit <= 9:
+                    value = 10 * value + digit
+                    at += 1
+                    digit = data[at] - 48
+                digits = at - first
+                if digits == 0 or (digits > 1 and data[first] == 48):
+                    return -1
+                power = 0
+                if decimal[column]:
+                    if digit == POINT:
+                        at += 1
+                        digit = data[at] - 48
+                        while 0 <= digit <= 9:
+                            value = 10 * value + digit
+                            power += 1
+                            at += 1
+                            digit = data[at] - 48
+                        if power == 0:
+                            return -1
+                        has_decimals[column] = True
+                    if digits + power > WIDEST:
+                        return -1
+                    floats[column, row] = (-value if negative else value) / POWERS[power]
+                elif digits > LONGEST:
+                    return -1
+                else:
+                    cells[column, row] = -value if negative else value
+                if negative and value == 0:
+                    return -1
+            if place + 1 < column_of.size:
+                if data[at] != separator:
+                    return -1
+            else:
+                if data[at] == 13:
+                    at += 1
+                if data[at] != 10:
+                    return -1
+            at += 1
+        row += 1
+    decimal[:] = has_decimals
+    return row

@@ -1,4 +1,4 @@
-"""Open files: compression, encodings, JSON lines, Parquet and Excel."""
+"""Find and open files: kinds, parts, compression, encodings, JSON lines, Parquet and Excel."""
 
 from __future__ import annotations
 
@@ -6,37 +6,50 @@ import glob
 import gzip
 import io
 import json
+import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
+from equipoise.data.columns import common_columns
 from equipoise.data.ids import WHOLE
-from equipoise.data.readers.frames import series
-from equipoise.data.readers.options import (
-    OnBad,
-    ReadOptions,
+from equipoise.data.read_options import TABLES, OnBad, ReadOptions
+from equipoise.data.tables import (
     Source,
     Table,
     bad_row,
-    check_one_schema,
     located,
     row_of,
+    series,
 )
-from equipoise.errors import DataError, MissingExtraError
+from equipoise.errors import DataError, MissingExtraError, SettingError
 
 T = TypeVar("T")
+Bytes = npt.NDArray[np.uint8]
 
 SAMPLE = 1 << 16
+LINE_END = 10
+BLOCK = 1 << 18  # bytes that are searched at a time
 NEWLINE, CARRIAGE = b"\n", b"\r"
 GZIP = b"\x1f\x8b"
 UTF8_BOM = b"\xef\xbb\xbf"
+PARQUET = (".parquet", ".pq", ".parq")
+JSON = (".jsonl", ".ndjson", ".json")
+EXCEL = (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods")
+TEXT = (".csv", ".tsv", ".txt", ".psv", ".dat")
+TITLES = {"u.data": "u.item", "ratings.dat": "movies.dat", "ratings.csv": "movies.csv"}
+STRONG = (("train",), ("valid_in", "valid_target"), ("test_in", "test_target"))
+WEAK = ("train", "test", "valid_subset_of_train")
+ADJACENCY = re.compile(rb"\d+( \d+)*\s*")
 FOREIGN = {
     b"PK\x03\x04": "a zip archive or an Excel workbook; unpack it, or name it .xlsx",
     b"SQLite format 3": "an SQLite database; export the table as CSV or Parquet",
@@ -74,6 +87,19 @@ def first_bytes(data: bytes | Path, size: int = SAMPLE) -> bytes:
 def all_bytes(data: bytes | Path) -> bytes:
     """Return the content of a path, or the bytes themselves."""
     return data if isinstance(data, bytes) else data.read_bytes()
+
+
+def byte_array(data: bytes | Path) -> Bytes:
+    """Return the content as an array, mapped if it is a file."""
+    if isinstance(data, bytes):
+        return np.frombuffer(data, np.uint8)
+    return np.asarray(np.memmap(data, np.uint8, "r"))
+
+
+def count_byte(data: Bytes, byte: int) -> int:
+    """Return how often a byte occurs, without a mask as large as the data."""
+    blocks = (data[start : start + BLOCK] for start in range(0, len(data), BLOCK))
+    return sum(int(np.count_nonzero(block == byte)) for block in blocks)
 
 
 def is_blank(path: Path) -> bool:
@@ -152,6 +178,127 @@ def _as_utf8(path: Path, data: bytes | Path, encoding: str) -> bytes | Path:
         raise DataError(f"{path}, line {line}: not {encoding}; pass another encoding=") from error
 
 
+def table_files(names: Iterable[str], folder: str) -> list[str]:
+    """Return the tables among the files of a folder, without names that start with . or _."""
+    files_of_family: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        suffix = _suffix(name)
+        hidden = any(part[:1] in (".", "_") for part in name.replace("\\", "/").split("/"))
+        for family in (PARQUET, JSON, EXCEL, TEXT):
+            if suffix in family and not hidden:
+                files_of_family.setdefault(family, []).append(name)
+    if len(files_of_family) > 1:
+        kinds = " and ".join(Path(files[0]).name for files in files_of_family.values())
+        raise DataError(
+            f"{folder} holds files of several kinds, such as {kinds}; give a pattern like "
+            f"{folder}/*.parquet"
+        )
+    return next(iter(files_of_family.values()), [])
+
+
+def _suffix(name: str) -> str:
+    return os.path.splitext(name.lower().removesuffix(".gz"))[1]
+
+
+def kind_of_name(name: str, options: ReadOptions) -> str | None:
+    """Return the format of a table file, a key of `OPENERS`, as far as its name shows it."""
+    suffix = f".{options.format}" if options.format in TABLES else _suffix(name)
+    kinds = {"parquet": PARQUET, "jsonl": JSON, "excel": EXCEL, "text": TEXT}
+    return next((kind for kind, family in kinds.items() if suffix in family), None)
+
+
+def table_kind(path: Path, options: ReadOptions) -> str:
+    """Return the format of a table file, a key of `OPENERS`."""
+    suffix = f".{options.format}" if options.format in TABLES else _suffix(path.name)
+    if suffix in PARQUET or first_bytes(existing_file(path), 4) == b"PAR1":
+        return "parquet"
+    if suffix in EXCEL:
+        return "excel"
+    if options.sheet is not None:
+        raise SettingError(f"sheet= applies to Excel files, but {path} is none; leave it out")
+    return "jsonl" if suffix in JSON else "text"
+
+
+def part_notes(name: str, n_files: int, n_full: int) -> list[str]:
+    """Return notes on the number of parts of a table; raise if all are empty."""
+    if not n_full:
+        raise DataError(f"all {n_files} parts of {name} are empty; nothing can be read from it")
+    notes = [f"read {n_files} part{'s' if n_files > 1 else ''}"]
+    if n_full < n_files:
+        notes.append(f"{n_files - n_full} of {n_files} parts are empty")
+    return notes
+
+
+def check_one_kind(names: Sequence[str], kinds: Sequence[str]) -> None:
+    """Raise if parts have different formats (Parquet, text, ...)."""
+    for name, kind in zip(names, kinds, strict=True):
+        if kind != kinds[0]:
+            raise DataError(f"{names[0]} and {name} are of different kinds; give a pattern of one")
+
+
+def recognised(path: Path) -> str | None:
+    """Return the research format of a file or folder, or None."""
+    if path.is_dir():
+        present = part_names(path)
+        if (path / "unique_sid.txt").is_file() and (path / "train.csv").is_file():
+            return "multvae"
+        if {"train", "valid_in", "test_in"} <= present:
+            return "strong"
+        if {"train", "test"} <= present:
+            return "weak"
+        if len(list(path.glob("*.inter"))) == 1:
+            return "recbole"
+        return "movielens" if movielens_file(path) else None
+    if not path.is_file():
+        return None
+    name = path.name.removesuffix(".gz")
+    if name.endswith(".npz"):
+        return "npz"
+    if name.endswith(".inter"):
+        return "recbole"
+    if name.endswith(".txt") and _looks_adjacent(first_bytes(path)):
+        return "lightgcn"
+    return "movielens" if movielens_file(path) == path else None
+
+
+def movielens_file(path: Path) -> Path | None:
+    """Return the MovieLens file of ratings that a path is or contains, or None."""
+    if path.is_dir():
+        known = [
+            path / name
+            for name, titles in TITLES.items()
+            if (path / name).is_file() and (name != "ratings.csv" or (path / titles).is_file())
+        ]
+        return known[0] if len(known) == 1 else None
+    if path.name not in TITLES or not path.is_file():
+        return None
+    if path.name == "ratings.csv":
+        titles = path.with_name(TITLES[path.name])
+        return path if titles.is_file() and b"movieId" in first_bytes(path, 200) else None
+    return path
+
+
+def _looks_adjacent(sample: bytes) -> bool:
+    """Whether the lines are integers separated by single blanks, in varying number.
+
+    Each line must start with a different number, the user; lines of baskets rarely do.
+    """
+    lines = sample.split(b"\n")[:50]
+    lines = [line for line in (lines[:-1] if len(lines) > 1 else lines) if line.strip()]
+    counts = {len(line.split()) for line in lines}
+    users = {line.split()[0] for line in lines}
+    adjacent = len(counts) > 1 and all(ADJACENCY.fullmatch(line) for line in lines)
+    return adjacent and len(users) == len(lines)
+
+
+def part_names(folder: Path) -> set[str]:
+    """Return the names of the parts in a folder, as `.npz` files or adjacency lists."""
+    known = {*WEAK, *(name for group in STRONG for name in group)}
+    present = {name for name in known if (folder / f"{name}.npz").is_file()}
+    lists = {name for name in ("train", "test") if (folder / f"{name}.txt").is_file()}
+    return present or (lists if len(lists) == 2 else set())
+
+
 @dataclass
 class JsonLines:
     """The records of one or several files of JSON lines."""
@@ -169,7 +316,16 @@ class JsonLines:
             mixed = self.frame[name].dtype == pl.String and self.starts is None
             if mixed and not self.as_text:
                 self._refuse_mixture(name)
-        return Table(self.frame.select(names), self._locate, self.skipped)
+        return Table(self.frame.select(names), self._locate, self.skipped, heights=self._heights)
+
+    def _heights(self) -> list[int]:
+        """Return the number of records of each file."""
+        starts = self.starts
+        if starts is None:
+            starts = [start for start, _ in _lines(self.data)]
+        ends = [*(start for start, _ in self.files[1:]), len(self.data)]
+        records = np.searchsorted(starts, ends)
+        return [int(height) for height in np.diff(records, prepend=0)]
 
     def _locate(self, row: int) -> str:
         starts = self.starts
@@ -261,50 +417,97 @@ def _line_by_line(
     return JsonLines(data, files, pl.DataFrame(columns), starts, skipped)
 
 
+class ParquetFile:
+    """A Parquet file on this machine, or its content."""
+
+    def __init__(self, name: str, data: bytes | Path) -> None:
+        self.name, self.data = name, data
+        self.first_row = 0
+        self.schema: dict[str, Any] | None = self._with_stream(
+            lambda stream: dict(pl.read_parquet_schema(stream))
+        )
+        self.columns = tuple(self.schema or ())
+
+    def read(self, names: list[str]) -> pl.DataFrame:
+        """Return these columns."""
+        return self._with_stream(lambda stream: pl.read_parquet(stream, columns=names))
+
+    def height(self) -> int:
+        """Return the number of rows."""
+        counted = self._with_stream(lambda s: pl.scan_parquet(s).select(pl.len()).collect())
+        return int(counted.item())
+
+    def _with_stream(self, action: Callable[[io.BytesIO | BufferedReader], T]) -> T:
+        """Call `action` with the open file; polars would treat a path as a pattern."""
+        data = self.data
+        try:
+            with io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as stream:
+                return action(stream)
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise broken_parquet(self.name, error) from error
+
+
+def broken_parquet(name: str, error: Exception) -> DataError:
+    """Return the error for a damaged Parquet file."""
+    reason = str(error).splitlines()[0]
+    return DataError(f"{name} is not a whole Parquet file; write or fetch it again ({reason})")
+
+
 def parquet_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Source:
-    """Open Parquet files with the same columns, one after another."""
-    opened = [(file, contents(file)) for file in files]
-    columns = [
-        _unbroken(*part, lambda stream: tuple(pl.read_parquet_schema(stream))) for part in opened
-    ]
-    check_one_schema(files, columns)
+    """Open Parquet files of one table, one after another."""
+    return parquet_source(
+        name, [ParquetFile(str(file), contents(file)) for file in files], options
+    )
+
+
+def parquet_source(name: str, files: Sequence[Any], options: ReadOptions) -> Source:
+    """Return the table of Parquet files, which have the attributes of `ParquetFile`."""
+    places = [file.name for file in files]
+    columns = common_columns(places, [file.columns for file in files], options)
 
     def load(names: list[str], ids: Collection[str]) -> Table:
-        frames = [
-            _unbroken(*part, lambda stream: pl.read_parquet(stream, columns=names))
-            for part in opened
-        ]
+        together = _read_together(files, names)
+        frames = [file.read(names) for file in files] if together is None else [together]
         kinds = {
-            key: _one_type(key, [frame[key].dtype for frame in frames], files, key in ids)
+            key: _one_type(key, [frame[key].dtype for frame in frames], places, key in ids)
             for key in names
         }
         if options.ids == "text":
             kinds |= {key: pl.String() for key in ids if kinds[key].is_integer()}
         table = pl.concat(
-            frame.select(as_type(frame[key], kinds[key], file) for key in names)
-            for file, frame in zip(files, frames, strict=True)
+            frame.select(as_type(frame[key], kinds[key], place) for key in names)
+            for place, frame in zip(places, frames, strict=together is None)
         )
-        sizes = [frame.height for frame in frames]
-        return Table(table, located(sizes, [row_of(str(file)) for file in files]))
 
-    return Source(name, columns[0], load)
+        def heights() -> list[int]:
+            if together is None:
+                return [frame.height for frame in frames]
+            return [file.height() for file in files]
+
+        def locate(row: int) -> str:
+            return located(heights(), [row_of(f.name, f.first_row) for f in files])(row)
+
+        return Table(table, locate, heights=heights)
+
+    return Source(name, columns, load)
 
 
-def _unbroken(
-    path: Path, data: bytes | Path, action: Callable[[io.BytesIO | BufferedReader], T]
-) -> T:
-    """Call `action` with the open Parquet file; polars would treat a path as a pattern."""
+def _read_together(files: Sequence[Any], names: list[str]) -> pl.DataFrame | None:
+    """Read the same columns of many small files at once; None if that is not possible."""
+    if len(files) < 2 or files[0].schema is None:
+        return None
+    if any(file.schema != files[0].schema for file in files[1:]):
+        return None
+    contents = [file.data for file in files]
+    if len({type(data) is bytes for data in contents}) > 1:
+        return None
     try:
-        with io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as stream:
-            return action(stream)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(
-            f"{path} is not a whole Parquet file; write or fetch it again ({reason})"
-        ) from error
+        return pl.scan_parquet(contents, glob=False).select(names).collect()
+    except (pl.exceptions.PolarsError, OSError):
+        return None  # read one by one, the broken file is named
 
 
-def as_type(column: pl.Series, kind: pl.DataType, file: Path | str) -> pl.Series:
+def as_type(column: pl.Series, kind: pl.DataType, file: str) -> pl.Series:
     """Convert the column of a part to the type of the table; raise if text is no integer."""
     if column.dtype == pl.String and kind.is_integer():
         wrong = ~column.str.contains(f"^({WHOLE.pattern})$")
@@ -317,7 +520,7 @@ def as_type(column: pl.Series, kind: pl.DataType, file: Path | str) -> pl.Series
 
 
 def _one_type(
-    column: str, kinds: Sequence[pl.DataType], files: Sequence[Path], is_id: bool
+    column: str, kinds: Sequence[pl.DataType], files: Sequence[str], is_id: bool
 ) -> pl.DataType:
     """Return the type that holds the column of all parts without loss; raise if none does."""
     plain = [
@@ -374,15 +577,19 @@ def excel_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Sourc
             frame.rename({name: f"column {place}" for place, name in enumerate(frame.columns)})
             for frame in frames
         ]
-    check_one_schema(files, [frame.columns for frame in frames])
-    first = frames[0].columns
+    first = common_columns(
+        list(map(str, files)), [tuple(frame.columns) for frame in frames], options
+    )
     table = pl.concat([frame.select(first) for frame in frames], how="vertical_relaxed")
+    heights = [frame.height for frame in frames]
     start = 1 + has_header  # the header is row 1 of a sheet
     places = [lambda row, file=file: f"{file}, row {row + start}" for file in files]
-    locate = located([frame.height for frame in frames], places)
+    locate = located(heights, places)
     return Source(
         name,
-        tuple(first),
-        lambda names, ids: Table(table.select(names), locate, notes=list(notes)),
+        first,
+        lambda names, ids: Table(
+            table.select(names), locate, notes=list(notes), heights=lambda: heights
+        ),
         named=has_header,
     )

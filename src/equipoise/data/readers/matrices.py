@@ -16,14 +16,9 @@ import scipy.sparse as sp
 from equipoise.data.ids import as_ids, as_list
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import entry_rows, keep_entries, lost_in_single
+from equipoise.data.read_options import COLUMNS, ReadOptions
 from equipoise.data.readers.build import finished, to_interactions
-from equipoise.data.readers.options import (
-    COLUMNS,
-    ReadOptions,
-    bad_row,
-    frame_source,
-    refuse_or_note,
-)
+from equipoise.data.tables import bad_row, frame_source, refuse_or_note
 from equipoise.errors import DataError
 
 

@@ -7,7 +7,6 @@ split, each part as `Interactions` over the same items.
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
@@ -17,17 +16,24 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from equipoise.data.columns import id_column
 from equipoise.data.ids import IdIndex
 from equipoise.data.interactions import Interactions
+from equipoise.data.read_options import COLUMNS, ReadOptions
 from equipoise.data.readers.build import Log, factorize, gathered, to_interactions
-from equipoise.data.readers.columns import id_column
 from equipoise.data.readers.delimited import delimited_source, whole_numbers
-from equipoise.data.readers.files import all_bytes, contents, existing_file, first_bytes
+from equipoise.data.readers.files import (
+    STRONG,
+    TITLES,
+    WEAK,
+    all_bytes,
+    contents,
+    existing_file,
+    movielens_file,
+)
 from equipoise.data.readers.matrices import load_arrays, npz_interactions, pair_arrays
-from equipoise.data.readers.options import (
-    COLUMNS,
+from equipoise.data.tables import (
     BadRows,
-    ReadOptions,
     Source,
     Table,
     bad_row,
@@ -37,7 +43,6 @@ from equipoise.data.readers.options import (
 from equipoise.errors import DataError
 from equipoise.runtime.machine import check_polars
 
-TITLES = {"u.data": "u.item", "ratings.dat": "movies.dat", "ratings.csv": "movies.csv"}
 RATINGS = ("user_id", "item_id", "rating", "timestamp")
 KINDS = (
     "unknown Action Adventure Animation Children Comedy Crime Documentary Drama Fantasy Film-Noir "
@@ -46,8 +51,6 @@ KINDS = (
 GENRES = KINDS.split()
 U_ITEM = ("item_id", "title", "release_date", "video_release_date", "imdb_url", *GENRES)
 
-STRONG = (("train",), ("valid_in", "valid_target"), ("test_in", "test_target"))
-WEAK = ("train", "test", "valid_subset_of_train")
 MULTVAE = {
     "train": "train.csv",
     "valid_in": "validation_tr.csv",
@@ -55,14 +58,12 @@ MULTVAE = {
     "test_in": "test_tr.csv",
     "test_target": "test_te.csv",
 }
-ADJACENCY = re.compile(rb"\d+( \d+)*\s*")
 
 
-def from_research(path: Path, options: ReadOptions) -> Interactions | None:
-    """Read a research format, or return None if the path holds none."""
-    kind = options.format or recognised(path)
+def from_research(path: Path, kind: str, options: ReadOptions) -> Interactions:
+    """Read a research format."""
     if kind in ("multvae", "strong", "weak"):
-        options.refuse((*COLUMNS, "min_rating", "labels"), f"a {kind} folder")
+        options.refuse((*COLUMNS, "min_rating", "catalogue"), f"a {kind} folder")
         parts = {"multvae": read_multvae, "strong": read_strong, "weak": read_weak}[kind](path)
         other_parts = ", ".join(name for name in parts if name != "train")
         train = parts["train"]
@@ -75,51 +76,7 @@ def from_research(path: Path, options: ReadOptions) -> Interactions | None:
         return to_interactions(_adjacency(path, options), options)
     if kind == "recbole":
         return _recbole(path, options)
-    if kind == "movielens":
-        return _movielens(path, options)
-    return None
-
-
-def recognised(path: Path) -> str | None:
-    """Return the research format of a file or folder, or None."""
-    if path.is_dir():
-        present = part_names(path)
-        if (path / "unique_sid.txt").is_file() and (path / "train.csv").is_file():
-            return "multvae"
-        if {"train", "valid_in", "test_in"} <= present:
-            return "strong"
-        if {"train", "test"} <= present:
-            return "weak"
-        if len(list(path.glob("*.inter"))) == 1:
-            return "recbole"
-        return "movielens" if movielens_file(path) else None
-    if not path.is_file():
-        return None
-    name = path.name.removesuffix(".gz")
-    if name.endswith(".npz"):
-        return "npz"
-    if name.endswith(".inter"):
-        return "recbole"
-    if name.endswith(".txt") and _looks_adjacent(first_bytes(path)):
-        return "lightgcn"
-    return "movielens" if movielens_file(path) == path else None
-
-
-def movielens_file(path: Path) -> Path | None:
-    """Return the MovieLens file of ratings that a path is or contains, or None."""
-    if path.is_dir():
-        known = [
-            path / name
-            for name, titles in TITLES.items()
-            if (path / name).is_file() and (name != "ratings.csv" or (path / titles).is_file())
-        ]
-        return known[0] if len(known) == 1 else None
-    if path.name not in TITLES or not path.is_file():
-        return None
-    if path.name == "ratings.csv":
-        titles = path.with_name(TITLES[path.name])
-        return path if titles.is_file() and b"movieId" in first_bytes(path, 200) else None
-    return path
+    return _movielens(path, options)
 
 
 def _movielens(path: Path, options: ReadOptions) -> Interactions:
@@ -128,8 +85,8 @@ def _movielens(path: Path, options: ReadOptions) -> Interactions:
     if file is None:
         raise DataError(f"{path} holds none of {', '.join(TITLES)}; give the path of a file")
     titles = file.parent / TITLES.get(file.name, "")
-    if options.labels is None and titles.is_file():
-        options = replace(options, labels=_titles(titles, options))
+    if options.catalogue is None and titles.is_file():
+        options = replace(options, catalogue=[_titles(titles, options)])
     if file.name.endswith(".csv"):
         return to_interactions(delimited_source(file, options), options)
     separator = options.separator or ("\t" if file.name.endswith("u.data") else "::")
@@ -166,7 +123,7 @@ def _titles(path: Path, options: ReadOptions) -> Source:
 
 
 def _recbole(path: Path, options: ReadOptions) -> Interactions:
-    """Read a RecBole `.inter` file, with labels from the `.item` file beside it."""
+    """Read a RecBole `.inter` file, with a catalogue from the `.item` file beside it."""
     if path.is_dir():
         inter_files = sorted(path.glob("*.inter"))
         if len(inter_files) != 1:
@@ -174,8 +131,8 @@ def _recbole(path: Path, options: ReadOptions) -> Interactions:
         path = inter_files[0]
     source = _untyped(path, options)
     beside = path.with_name(path.name.removesuffix(".gz")).with_suffix(".item")
-    if options.labels is None and beside.is_file():
-        options = replace(options, labels=_untyped(beside, options))
+    if options.catalogue is None and beside.is_file():
+        options = replace(options, catalogue=[_untyped(beside, options)])
     return to_interactions(source, options)
 
 
@@ -184,19 +141,6 @@ def _untyped(path: Path, options: ReadOptions) -> Source:
     plain = replace(options, separator=options.separator or "\t", header=True, quote="")
     source = delimited_source(path, plain)
     return source.renamed(tuple(name.split(":")[0] for name in source.columns))
-
-
-def _looks_adjacent(sample: bytes) -> bool:
-    """Whether the lines are integers separated by single blanks, in varying number.
-
-    Each line must start with a different number, the user; lines of baskets rarely do.
-    """
-    lines = sample.split(b"\n")[:50]
-    lines = [line for line in (lines[:-1] if len(lines) > 1 else lines) if line.strip()]
-    counts = {len(line.split()) for line in lines}
-    users = {line.split()[0] for line in lines}
-    adjacent = len(counts) > 1 and all(ADJACENCY.fullmatch(line) for line in lines)
-    return adjacent and len(users) == len(lines)
 
 
 def _adjacency(path: Path, options: ReadOptions) -> Source:
@@ -288,14 +232,6 @@ def read_multvae(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
         outside = ((places < 0) | (places >= len(items))).to_numpy()
         bad.refuse(outside, "sid", f"is no line of unique_sid.txt ({len(items):,} lines)")
     return _assembled(root, pairs, STRONG, items)
-
-
-def part_names(folder: Path) -> set[str]:
-    """Return the names of the parts in a folder, as `.npz` files or adjacency lists."""
-    known = {*WEAK, *(name for group in STRONG for name in group)}
-    present = {name for name in known if (folder / f"{name}.npz").is_file()}
-    lists = {name for name in ("train", "test") if (folder / f"{name}.txt").is_file()}
-    return present or (lists if len(lists) == 2 else set())
 
 
 def _npz_pairs(path: Path) -> pl.DataFrame:

@@ -25,7 +25,7 @@ from equipoise.data.storage import LARGEST_SEED, Stored, load_directory, write_d
 from equipoise.display.notebook import fragment, shares, table
 from equipoise.errors import DataError, SettingError
 
-Protocol = Literal["strong", "weak", "last", "time", "session"]
+Protocol = Literal["strong", "weak", "last", "time", "session", "items"]
 Repeats = Literal["new", "all", "again"]
 Pair = tuple[Interactions, Interactions]
 
@@ -97,7 +97,7 @@ class Part:
         scope = {"new": "", "all": ", known items too", "again": ", known items only"}[
             self.repeats
         ]
-        size = f"{self.n_users:,} {rows}, {known:,} known, {hidden:,} to find"
+        size = f"{self.n_users:,} {rows}, {known:,} history items, {hidden:,} held out"
         return f"Part {self.name}: {size}{scope}"
 
 
@@ -184,9 +184,10 @@ class Split:
         rows = [("train", self.train.n_users, self.train.n_interactions, "")]
         for part in self.parts:
             known, hidden = part.history.n_interactions, part.target.n_interactions
-            sizes += [(f"{part.name}, to find", hidden)]
+            sizes += [(f"{part.name}, held out", hidden)]
             rows += [(part.name, part.n_users, known, f"{hidden:,}")]
-        head = ["part", "steps" if self.protocol == "session" else "users", "known", "to find"]
+        rows_name = "steps" if self.protocol == "session" else "users"
+        head = ["part", rows_name, "history items", "held out"]
         cells = [(name, f"{n_users:,}", f"{known:,}", find) for name, n_users, known, find in rows]
         title = f"Split: {self.protocol}" + ("" if self.seed is None else f", seed {self.seed}")
         picture = shares(f"Interactions of the split {self.fingerprint}", sizes)
@@ -223,7 +224,7 @@ def _union_of_parts(train: Interactions, valid: Part) -> Interactions:
     history, target = valid.history, valid.target
     if valid.protocol == "strong":  # users of valid are other users, even with equal ids
         users = _new_ids(history.user_index, train.user_index)
-        history, target = (side.with_users(users) for side in (history, target))
+        history, target = (side._replace(users=users) for side in (history, target))
     united = train.union(_missing_events(history, train))
     if valid.repeats == "new":  # otherwise a repeated pair is a separate event
         target = _missing_events(target, united)
@@ -244,7 +245,7 @@ def _missing_events(data: Interactions, known: Interactions) -> Interactions:
     marked = known_events.with_columns(held=True)
     is_known = events.join(marked, on=events.columns, how="left", maintain_order="left")["held"]
     missing = is_known.is_null().to_numpy()
-    return data.entries(missing) if data.events is None else data.only_events(missing)
+    return data.entries(missing) if data.events is None else data._only_events(missing)
 
 
 def _new_ids(users: IdIndex, used: IdIndex) -> IdIndex:
@@ -281,10 +282,12 @@ def _last_steps(part: Part) -> Interactions:
     last = frame.sort("step", "row").group_by("session", maintain_order=True).last().sort("row")
     rows = last["row"].to_numpy().astype(np.int64)
     users = IdIndex(last["session"].to_list(), "user")
-    history, target = (side.rows(rows).with_users(users) for side in (part.history, part.target))
-    if history.sequences is None or history.sequences.times is not None:
+    history, target = (
+        side.rows(rows)._replace(users=users) for side in (part.history, part.target)
+    )
+    if history._sequences is None or history._sequences.times is not None:
         return history.union(target)
-    sides = history.sequences, target.own_events
+    sides = history._sequences, target._own_events
     events = Events.collected(
         np.concatenate([side.rows for side in sides]),
         len(users),
@@ -292,7 +295,7 @@ def _last_steps(part: Part) -> Interactions:
     )
     united = history.union(target)
     return Interactions(
-        united.matrix, users, united.item_index, labels=united.labels, events=events
+        united.matrix, users, united.item_index, catalogue=united.known_items, events=events
     )
 
 
@@ -314,7 +317,7 @@ def from_parts(
     test: Pair,
     valid: Pair | None = None,
     protocol: Protocol,
-    unknown: Unknown = "error",
+    unknown_items: Unknown = "error",
 ) -> Split:
     """Make a split of published parts, such as a paper's held-out users.
 
@@ -326,7 +329,7 @@ def from_parts(
         2   x . .        3   x . . x          (2 has no target, 3 no history: left out)
 
     Users are matched by id; those without a history or a target are left out. With
-    ``unknown="skip"``, so is item d, which train lacks. `Split.notes` counts both.
+    ``unknown_items="skip"``, so is item d, which train lacks. `Split.notes` counts both.
 
     Parameters
     ----------
@@ -335,8 +338,8 @@ def from_parts(
     test, valid
         Pairs (history, target). For a weak split the history is train itself.
     protocol
-        "strong", "weak", "last", "time" or "session"; the metrics follow its conventions.
-    unknown
+        "strong", "weak", "last", "time", "session" or "items"; the metrics follow its conventions.
+    unknown_items
         Whether items that train lacks are an "error" or left out ("skip").
 
     Examples
@@ -347,11 +350,11 @@ def from_parts(
     >>> eq.split.from_parts(train, test=(train, test), protocol="weak")
     Split: weak
       train 2 users x 3 items, 4 interactions (density 66.7%)
-      test 2 users, 4 known, 2 to find
+      test 2 users, 4 history items, 2 held out
     """
     notes: list[str] = []
     parts = {
-        name: _aligned(train, pair, name, protocol, unknown, notes)
+        name: _aligned(train, pair, name, protocol, unknown_items, notes)
         for name, pair in (("valid", valid), ("test", test))
         if pair is not None
     }
@@ -359,10 +362,17 @@ def from_parts(
 
 
 def _aligned(
-    train: Interactions, pair: Pair, name: str, protocol: str, unknown: Unknown, notes: list[str]
+    train: Interactions,
+    pair: Pair,
+    name: str,
+    protocol: str,
+    unknown_items: Unknown,
+    notes: list[str],
 ) -> Part:
     """Return the part with the items of train and the users that both sides have."""
-    history, target = (side.with_items(train.item_index, unknown=unknown) for side in pair)
+    history, target = (
+        side.with_items(train.item_index, unknown_items=unknown_items) for side in pair
+    )
     lost = sum(side.n_interactions for side in pair)
     lost -= history.n_interactions + target.n_interactions
     notes += counted(lost, "pair", f"of {name} left out: train lacks the item")
@@ -418,7 +428,7 @@ def without_unused(data: Interactions) -> Interactions:
     items = data.item_counts > 0
     if data.events is not None:
         items |= np.bincount(data.events.items, minlength=data.n_items) > 0
-    return data.rows(~data.empty_users).columns(items)
+    return data.rows(~data._empty_users).columns(items)
 
 
 def ranks(data: Interactions, key: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
@@ -453,16 +463,23 @@ def following(events: Events, counted: npt.NDArray[np.bool_]) -> npt.NDArray[np.
     return np.asarray(running[np.repeat(events.offsets[1:], events.lengths)] - running[1:])
 
 
-def targets(
-    past: Interactions, future: Interactions, repeats: str, name: str, notes: list[str]
-) -> Interactions:
-    """Return the target pairs: those of the future that `repeats` selects."""
+def part_between(
+    past: Interactions,
+    future: Interactions,
+    protocol: str,
+    name: str,
+    repeats: str,
+    notes: list[str],
+) -> Part:
+    """Return the part of the users with a past, to find the future pairs of `repeats`."""
     known = in_ascending(cell_keys(future.matrix), cell_keys(past.matrix))
     if repeats == "new":
         why = f"of {name} left out: repeats of pairs in the history (repeats='all' keeps them)"
         notes += counted(int(known.sum()), "pair", why)
-        return future.entries(~known)
-    return future.entries(known) if repeats == "again" else future
+    if repeats != "all":
+        future = future.entries(known if repeats == "again" else ~known)
+    users = (past.user_counts > 0) & (future.user_counts > 0)
+    return Part(past.rows(users), future.rows(users), protocol, name, repeats)
 
 
 def leak_notes(data: Interactions, why: str = "this split ignores time") -> list[str]:
@@ -471,21 +488,9 @@ def leak_notes(data: Interactions, why: str = "this split ignores time") -> list
     return [f"{why}: {LATER}"] if timed else []
 
 
-def with_known(
-    data: Interactions, known: npt.NDArray[np.bool_], name: str, notes: list[str]
-) -> Interactions:
-    """Drop the items that train lacks, and note how many pairs of the part that costs."""
-    known_part = data.columns(known)
-    lost = data.n_interactions - known_part.n_interactions
-    notes += counted(lost, "pair", f"of {name} left out: train lacks the item")
-    return known_part
-
-
-def unlearnable(
-    data: Interactions, train: Interactions, in_test: npt.NDArray[np.bool_]
-) -> list[str]:
+def unlearnable(train: Interactions, test: Part) -> list[str]:
     """Return a note on the pairs of test whose item has no interaction in train."""
-    unseen = int((train.item_counts == 0)[data.matrix.indices[in_test]].sum())
+    unseen = int(test.target.item_counts[train.item_counts == 0].sum())
     return counted(unseen, "pair", "of test cannot be learnt: train lacks the item")
 
 

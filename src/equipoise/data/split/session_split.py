@@ -19,6 +19,7 @@ from equipoise.data.split.parts import (
     Split,
     check_shares,
     counted,
+    first_events,
     groups,
     leak_notes,
     timed_events,
@@ -74,7 +75,7 @@ def sessions(
     check_shares(valid, test)
     choice("order", order, ("random", "time"))
     instance("data", data, Interactions, MADE_BY_READ)
-    if data.sequences is None:
+    if data._sequences is None:
         raise DataError("sessions needs ordered events; read the data as sessions")
     if order == "time":
         last = timed_events(data, "sessions(order='time')").last_times
@@ -92,7 +93,7 @@ def sessions(
     if order == "random":
         notes += leak_notes(data)
     used_seed = seed if order == "random" else None
-    train = train.columns(known)
+    train = train.hide_items(~known)
     valid_data = without_unused(data.rows(held_out[0])) if "valid" in parts else None
     valid_part, test_part = parts.get("valid"), parts["test"]
     return Split(train, valid_part, test_part, "session", used_seed, tuple(notes), valid_data)
@@ -114,9 +115,9 @@ def reveal(data: Interactions) -> tuple[Interactions, Interactions]:
     [('s:1', [2], [0]), ('s:2', [2, 0], [2])]
     """
     instance("data", data, Interactions, MADE_BY_READ)
-    if data.sequences is None:
+    if data._sequences is None:
         raise DataError("reveal needs ordered events; read the data as sessions")
-    events = data.sequences
+    events = data._sequences
     steps = np.maximum(events.lengths - 1, 0)
     next_event = segments(events.offsets[:-1] + 1, steps)[0]
     session = np.repeat(np.arange(len(events)), steps)
@@ -126,14 +127,16 @@ def reveal(data: Interactions) -> tuple[Interactions, Interactions]:
     prefixes = Events(events.items[places], prefix_offsets)
     # A prefix repeats an item exactly where its session does, so the first occurrences within
     # sessions give the distinct items of every prefix.
-    distinct = prefixes.keep(_first_occurrences(events, data.n_items)[places])
+    distinct = prefixes.keep(first_events(data, events)[places])
     shape = (len(session), data.n_items)
     ones = np.ones(len(distinct.items), np.float32)
     rows = sp.csr_array((ones, distinct.items, distinct.offsets), shape=shape)
     next_items = (np.ones(shape[0], np.float32), events.items[next_event], np.arange(shape[0] + 1))
-    history = Interactions(rows, users, data.item_index, labels=data.labels, events=prefixes)
+    history = Interactions(
+        rows, users, data.item_index, catalogue=data.known_items, events=prefixes
+    )
     target = Interactions(
-        sp.csr_array(next_items, shape=shape), users, data.item_index, labels=data.labels
+        sp.csr_array(next_items, shape=shape), users, data.item_index, catalogue=data.known_items
     )
     return history, target
 
@@ -144,24 +147,17 @@ def _revealed(
     """Return the steps of the held-out sessions, and note what is left out."""
     known_part = held_out.columns(known)
     assert held_out.events is not None
-    assert held_out.sequences is not None
-    assert known_part.sequences is not None
-    returns = held_out.events.n_events - held_out.sequences.n_events
+    assert held_out._sequences is not None
+    assert known_part._sequences is not None
+    returns = held_out.events.n_events - held_out._sequences.n_events
     notes += counted(returns, "return", f"of {name} left out: a return is no click")
-    n_events = held_out.sequences.n_events - known_part.sequences.n_events
+    n_events = held_out._sequences.n_events - known_part._sequences.n_events
     notes += counted(n_events, "event", f"of {name} left out: train lacks the item")
-    too_short = int((known_part.sequences.lengths < 2).sum())
+    too_short = int((known_part._sequences.lengths < 2).sum())
     why = f"of {name} left out: fewer than two events remain"
     notes += counted(too_short, "session", why)
     history, target = reveal(known_part)
     return Part(history, target, "session", name)
-
-
-def _first_occurrences(events: Events, n_items: int) -> npt.NDArray[np.bool_]:
-    """Mark the first event on each item of a session."""
-    first = np.zeros(len(events.items), bool)
-    first[np.unique(events.keys(n_items), return_index=True)[1]] = True
-    return first
 
 
 def _step_ids(

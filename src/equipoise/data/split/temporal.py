@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.checks import Moment, choice, count, fraction, moment
+from equipoise.checks import Moment, choice, count, flag, fraction, moment
 from equipoise.data.interactions import Interactions
 from equipoise.data.split.parts import (
     REPEATS,
@@ -17,10 +17,10 @@ from equipoise.data.split.parts import (
     first_events,
     following,
     leak_notes,
+    part_between,
     rounded,
-    targets,
     timed_events,
-    with_known,
+    unlearnable,
     without_unused,
 )
 from equipoise.errors import DataError, SettingError
@@ -92,17 +92,15 @@ def leave_last_out(
         window = (low <= after) & (after < high) & has_enough[row]
         left = left & ~((after < high) & has_enough[row])
         before_test = left if name == "test" else before_test
-        past = data.only_events((after >= high) & has_enough[row])
-        future = targets(past, data.only_events(window), repeats, name, notes)
-        users = (past.user_counts > 0) & (future.user_counts > 0)
-        parts[name] = Part(past.rows(users), future.rows(users), "last", name, repeats)
-    train = data.only_events(left)
-    unseen = int(parts["test"].target.item_counts[train.item_counts == 0].sum())
-    notes += counted(unseen, "pair", "of test cannot be learnt: train lacks the item")
+        past = data._only_events((after >= high) & has_enough[row])
+        future = data._only_events(window)
+        parts[name] = part_between(past, future, "last", name, repeats, notes)
+    train = data._only_events(left)
+    notes += unlearnable(train, parts["test"])
     few = data.n_users - parts["test"].n_users
     notes += counted(few, "user", f"in train only: fewer than {test + spare} such events")
     notes += leak_notes(data, "each user is cut at another time")
-    valid_data = without_unused(data.only_events(before_test & ~left)) if valid else None
+    valid_data = without_unused(data._only_events(before_test & ~left)) if valid else None
     valid_part, test_part = parts.get("valid"), parts["test"]
     return Split(train, valid_part, test_part, "last", None, tuple(notes), valid_data)
 
@@ -115,6 +113,7 @@ def time_cut(
     test: float = 0.1,
     valid: float = 0.1,
     repeats: Repeats = "new",
+    new_items: bool = False,
 ) -> Split:
     """Train on the past and evaluate on the future: one cut in time for all users.
 
@@ -130,7 +129,8 @@ def time_cut(
     The most realistic split, and the only one here that never leaks the future. An item of the
     history (1 and a, 3 and c) is a target only with `repeats` "all" or "again". Items that train
     lacks (e) and users without a history (4) or a target (3) are left out; `Split.notes` counts
-    them. The history of test is train and valid together.
+    them, and apart from these the pairs of test whose item first appears in valid. The history of
+    test is train and valid together.
 
     Parameters
     ----------
@@ -144,6 +144,9 @@ def time_cut(
     repeats
         Which items are targets: those new to the user ("new"), "all", or only items used before
         ("again"). Unless "new", `evaluate` also recommends known items.
+    new_items
+        Keep items that train lacks as columns without users and as targets, for models that know
+        items by their `Features`.
 
     Examples
     --------
@@ -161,8 +164,10 @@ def time_cut(
     valid_cut, test_cut = _cuts(times, test_from, valid_from, test, valid)
     in_test = times >= test_cut
     in_train = times < (test_cut if valid_cut is None else valid_cut)
-    train = data.only_events(in_train)
+    train = data._only_events(in_train)
     known = train.item_counts > 0
+    if flag("new_items", new_items):
+        known[:] = True
     notes: list[str] = []
     parts: dict[str, Part] = {}
     for name, before, hidden in (
@@ -170,21 +175,27 @@ def time_cut(
         ("test", ~in_test, in_test),
     ):
         if name == "test" or valid_cut is not None:
-            past = data.only_events(before).columns(known)
-            everything = data.only_events(hidden)
-            future = with_known(everything, known, name, notes)
-            future = targets(past, future, repeats, name, notes)
-            users = (past.user_counts > 0) & (future.user_counts > 0)
-            lost = int(((everything.user_counts > 0) & ~users).sum())
+            past = data._only_events(before).columns(known)
+            everything = data._only_events(hidden)
+            future = everything.columns(known)
+            lost = everything.n_interactions - future.n_interactions
+            in_valid = 0  # pairs of test on items that appear between train and test
+            if name == "test" and valid_cut is not None:
+                first_in_valid = ~known & (data._only_events(before).item_counts > 0)
+                in_valid = int(first_in_valid[everything.matrix.indices].sum())
+            notes += counted(lost - in_valid, "pair", f"of {name} left out: train lacks the item")
+            why = "of test left out: the item first appears in valid, after train"
+            notes += counted(in_valid, "pair", f"{why}; with valid=0 it would be in train")
+            parts[name] = part_between(past, future, "time", name, repeats, notes)
+            lost = int((everything.user_counts > 0).sum()) - parts[name].n_users
             why = f"active in {name} left out: no history before it or nothing in it to find"
             notes += counted(lost, "user", why)
-            parts[name] = Part(past.rows(users), future.rows(users), "time", name, repeats)
     valid_data = None
     if valid_cut is not None:
         learnt = in_train & known[events.items]
-        valid_data = without_unused(data.only_events(~in_test & ~learnt))
-    train = train.columns(known)
-    train = train.rows(~train.empty_users)
+        valid_data = without_unused(data._only_events(~in_test & ~learnt))
+    train = train.hide_items(~known)
+    train = train.rows(~train._empty_users)
     valid_part, test_part = parts.get("valid"), parts["test"]
     return Split(train, valid_part, test_part, "time", None, tuple(notes), valid_data)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -40,10 +40,12 @@ from equipoise.errors import (
     SolveError,
 )
 from equipoise.evaluation import metrics
-from equipoise.models.base import Recommender
-from equipoise.ranking.terms import Adder, LowRank, Rows, Term
+from equipoise.models.base import Recommender, names_fit_options
+from equipoise.ranking.terms import Adder, DerivedTerm, LowRank, Rows
 from equipoise.runtime.kernels import Floats
 from equipoise.runtime.machine import count
+from equipoise.runtime.resume import first_difference
+from equipoise.solve.options import SolveOptions
 from equipoise.solve.torch_backend import Tensor, find_device, load_torch, send
 
 logger = logging.getLogger(__name__)
@@ -244,13 +246,13 @@ class Training:
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint of the same settings, data and device."""
         stored = load_directory(path, KIND, VERSION, lambda stored: stored, verify=True)
-        for name, value in self.identity.items():
-            saved = stored.meta.get(name)
-            if saved != value:
-                raise DataError(
-                    f"the checkpoint {path} has other {name} ({saved!r}, not {value!r}); remove "
-                    "it, choose another path, or fit with resume=False"
-                )
+        saved = {name: stored.meta.get(name) for name in self.identity}
+        if saved != self.identity:
+            raise DataError(
+                f"the checkpoint {path} belongs to another fit: "
+                f"{first_difference(saved, self.identity)}; remove it, choose another path, or "
+                "fit with resume=False"
+            )
         try:
             self._restore(stored, self._checked(stored))
         except (FileFormatError, RuntimeError) as error:
@@ -314,38 +316,40 @@ def torch_threads() -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
-class VectorTerm(Term):
-    """Scores ``vectors(rows) @ right * target``, with the right factor and target of `low`.
+class VectorTerm(DerivedTerm):
+    """Scores ``vectors(rows) @ right * target``, with the right factor and target of a term.
 
     `vectors` must give a history the same bits whatever the other rows are.
     """
 
+    term: LowRank
     vectors: Callable[[Rows], Floats]
-    low: LowRank
-
-    @property
-    def n_items(self) -> int:
-        """Number of items."""
-        return self.low.n_items
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Precision of the sums."""
-        return self.low.dtype
-
-    @property
-    def buffer_size(self) -> int:
-        """The vector of a row."""
-        return self.low.buffer_size
 
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to a block of columns."""
-        return self.low.product(self.vectors(rows))
+        return self.term.product(self.vectors(rows))
 
 
 def as_array(tensor: Tensor) -> npt.NDArray[np.float32]:
     """Copy a tensor to the host."""
     return np.ascontiguousarray(tensor.detach().cpu().numpy(), np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(SolveOptions):
+    """The options of `NeuralModel.fit`."""
+
+    valid: Any = None
+    checkpoint: Path | None = None
+    checkpoint_every: int = 10
+    resume: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.valid, Part | None):
+            kind = type(self.valid).__name__
+            raise SettingError(f"valid must be a part of a split, as split.valid, got {kind}")
+        checks.count("checkpoint_every", self.checkpoint_every)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -395,33 +399,61 @@ class NeuralModel(Recommender):
         checks.count("seed", self.seed, least=0)
         checks.positive("learning_rate", self.learning_rate)
 
-    def _refit_options(self) -> dict[str, Any]:
+    def _refit_options(self) -> SolveOptions:
         kind = type(self).__name__
         raise SettingError(
             f"a {kind} has no update: training starts from random numbers and would give another "
             "model; fit it again on the new data"
         )
 
-    def _fit(
+    @names_fit_options
+    def fit(
         self,
-        data: Interactions,
+        interactions: Any,
         *,
-        valid: Any,
-        device: str,
-        progress: Callable[[Epoch], Any] | None,
-        checkpoint: str | os.PathLike[str] | None,
-        checkpoint_every: int,
-        resume: bool,
-    ) -> None:
+        device: str = "cpu",
+        threads: int | None = None,
+        progress: Callable[[Epoch], Any] | None = None,
+        valid: Any = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 10,
+        resume: bool = True,
+    ) -> Self:
+        """Fit the model to interactions and return self.
+
+        Parameters
+        ----------
+        interactions, threads
+            As for `Recommender.fit`.
+        device
+            "cpu", or a GPU such as "cuda" or "cuda:1".
+        progress
+            Called after each epoch with its `Epoch`; training ends if it returns True.
+        valid
+            A part of a split for early stopping on NDCG@20; the best epoch is kept. Without it,
+            the last epoch is kept.
+        checkpoint, checkpoint_every
+            Directory for the state of training, and the epochs between two saves.
+        resume
+            Resume from an existing checkpoint; False starts anew and replaces it.
+        """
+        options = TrainingOptions(
+            device=device,
+            threads=threads,
+            progress=progress,
+            valid=valid,
+            checkpoint=None if checkpoint is None else checks.path("checkpoint", checkpoint),
+            checkpoint_every=checkpoint_every,
+            resume=resume,
+        )
+        return self._fit_model(interactions, options)
+
+    def _fit(self, data: Interactions, options: TrainingOptions) -> None:
         # On a CPU the same seed and number of threads give the same bits, also after a resume. On
         # a GPU the order of sums, and with it the last digits, changes from run to run.
         if not data.n_interactions:
             raise DataError("fit needs at least one interaction; the data have none")
-        if valid is not None and not isinstance(valid, Part):
-            kind = type(valid).__name__
-            raise SettingError(f"valid must be a part of a split, as split.valid, got {kind}")
-        checks.count("checkpoint_every", checkpoint_every)
-        path = None if checkpoint is None else Path(checkpoint)
+        valid, path = options.valid, options.checkpoint
         if path:
             check_ours(path, KIND)  # fails before training, not at the first checkpoint
         try:
@@ -430,7 +462,7 @@ class NeuralModel(Recommender):
             raise MissingExtraError(
                 "neural models need torch; install it with `pip install 'equipoise[neural]'`"
             ) from error
-        torch_device = find_device(device)
+        torch_device = find_device(options.device)
         identity = {
             "settings": self.settings(),
             "data": data.fingerprint,
@@ -442,9 +474,9 @@ class NeuralModel(Recommender):
             generator = torch.Generator(torch_device).manual_seed(self.seed)
             task = self._task(data, generator)
             training = Training(self, task, metrics, generator, identity)
-            if path and resume and (path / MANIFEST).is_file():
+            if path and options.resume and (path / MANIFEST).is_file():
                 training.resume(path)
-            training.run(progress, path, checkpoint_every)
+            training.run(options.progress, path, options.checkpoint_every)
             with torch.no_grad():
                 arrays = self._learned(task)
         self.epoch_, self.history_ = training.best_epoch or training.epoch, training.history
@@ -463,8 +495,10 @@ class NeuralModel(Recommender):
             items = interactions.item_index
             history, target = (side.with_items(items) for side in (valid.history, valid.target))
             background = self.signals.background(self._raw_data)
-            rows = self.signals.values(history.own_events, len(items), background)
-            valid = replace(valid, history=history.with_values(rows), target=target)
+            rows = self.signals.values(history._own_events, len(items), background)
+            valid = replace(
+                valid, history=history._replace(matrix=rows, signed=True), target=target
+            )
         return DeviceMetrics(valid, interactions, device)
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -217,7 +217,7 @@ class GraphEmbedding(NeuralModel):
         items = np.ascontiguousarray(arrays["items"])
         ones = np.ones(len(items), np.float32)
         low = LowRank(items, np.ascontiguousarray(items.T), ones, ones)
-        return [VectorTerm(partial(user_vectors, known, np.asarray(arrays["users"])), low)]
+        return [VectorTerm(low, partial(user_vectors, known, np.asarray(arrays["users"])))]
 
 
 @dataclass(kw_only=True, eq=False)

@@ -112,7 +112,7 @@ class MultVAE(NeuralModel):
         plain = {name: np.asarray(array) for name, array in arrays.items()}  # not memory-mapped
         plain["encode"] = np.ascontiguousarray(plain["encode"][:, : self.latent])
         plain["encode_bias"] = plain["encode_bias"][: self.latent]
-        return [Constant(plain["write_bias"]), VectorTerm(partial(decoded, plain, low), low)]
+        return [Constant(plain["write_bias"]), VectorTerm(low, partial(decoded, plain, low))]
 
 
 class MultVAETask:

@@ -1,124 +1,114 @@
-// The page: a history on one side, lists on the other, and numbers for the operator. Whatever comes
-// from the service is put into the page as text, never as markup.
-import { popularityCurve, sparkline } from "./charts.js";
+// The page: a history on one side, the lists of two models on the other, and a view for operators.
+// Text from the service is never inserted as markup.
+import { popularityCurve } from "./charts.js";
+import { byId, count, createElement, debounce, duration, isolatedText, partMark, plural, request, withErrors,
+  isolated } from "./elements.js";
+import { startOperating, stopOperating } from "./operate.js";
 
-const byId = (id) => document.getElementById(id);
-const state = { history: [], user: null, models: [], lists: [], alphaMoved: false, asked: 0, samples: [] };
-
-function make(name, properties, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(properties || {})) {
-    if (key in made) made[key] = value; else made.setAttribute(key, value);
-  }
-  made.append(...children);
-  return made;
-}
-
-async function ask(path, body, method) {
-  const headers = {};
-  const token = sessionStorage.getItem("equipoise-token");
-  if (token) headers.authorization = `Bearer ${token}`;
-  if (body !== undefined) headers["content-type"] = "application/json";
-  const answer = await fetch(path, { method: method || (body === undefined ? "GET" : "POST"), headers,
-    body: body === undefined ? undefined : JSON.stringify(body) });
-  const found = await answer.json();
-  if (!answer.ok) {
-    if (answer.status === 401 || answer.status === 403) byId("token-form").hidden = false;
-    throw new Error(found.detail || answer.statusText);
-  }
-  return found;
-}
-
-function say(error) {
-  const place = byId("message");
-  place.hidden = !error;
-  place.textContent = error ? error.message : "";
-}
-
-async function guarded(work) {
-  try { const found = await work(); say(null); return found; } catch (error) { say(error); return null; }
-}
-
-function later(work, pause) {
-  let timer = 0;
-  return () => { clearTimeout(timer); timer = setTimeout(() => guarded(work), pause); };
-}
+const SIDES = ["a", "b"];
+const state = { history: [], user: null, models: [], lists: [], requestNumber: 0, isTouched: false };
+const isMoved = { a: false, b: false }; // dials
 
 // ---- the history -------------------------------------------------------------------------------
 
 function addItem(item) {
   if (state.user !== null) { state.user = null; byId("user").value = ""; }
-  if (!state.history.some((each) => each.item === item.item)) state.history.push(item);
+  if (!state.history.some((other) => other.item === item.item)) state.history.push(item);
   historyChanged();
 }
 
 function historyChanged() {
+  state.isTouched = true;
+  byId("example").hidden = true;
   const list = byId("history");
-  list.replaceChildren(...state.history.map((each) => {
-    const remove = make("button", { type: "button", textContent: "×" });
-    remove.setAttribute("aria-label", `Remove ${each.title}`);
+  list.replaceChildren(...state.history.map((item) => {
+    const remove = createElement("button", { type: "button", textContent: "×" });
+    remove.setAttribute("aria-label", `Remove ${isolated(item.title)}`);
     remove.addEventListener("click", () => {
       state.user = null;
-      state.history = state.history.filter((other) => other.item !== each.item);
+      state.history = state.history.filter((other) => other.item !== item.item);
       historyChanged();
       byId("search").focus();
     });
-    return make("li", {}, make("span", { textContent: each.title }), remove);
+    return createElement("li", {}, isolatedText(item.title), remove);
   }));
-  const items = `${state.history.length} item${state.history.length === 1 ? "" : "s"}`;
-  byId("whose").textContent = state.user === null
-    ? (state.history.length ? items : "Add items, or choose a user. Without any, popular items are listed.")
-    : `User ${state.user}: ${items}`;
-  guarded(recommend);
+  const items = plural(state.history.length, "item");
+  byId("whose").replaceChildren(...(state.user === null
+    ? [state.history.length ? items : "Add items or load a user. An empty history gets popular items."]
+    : ["User ", isolatedText(state.user), state.history.length ? `: ${items}` : ": nothing found, so the lists are popular items"]));
+  withErrors(recommend);
 }
 
-async function showUser() {
-  const user = byId("user").value.trim();
-  if (!user) return;
-  const found = await ask(`v1/users/${encodeURIComponent(user)}`);
+async function showUser(user) {
+  const answer = await request(`v1/users/${encodeURIComponent(user)}`);
   state.user = user;
-  state.history = found.items;
+  state.history = answer.items;
   historyChanged();
 }
 
-// ---- search: a combobox with a list ------------------------------------------------------------
+// The example is the one of the training users offered whose two lists differ most: in the
+// number of items from the tail, and then in items. Which list has more of them does not matter.
+async function showExample(users) {
+  const models = selectedModels();
+  if (!users.length || !models.length) { historyChanged(); return; }
+  const requests = users.flatMap((user) => models.map(({ model }) => ({ user, k: 10, model: model.name })));
+  const { answers } = models.length > 1 ? await request("v1/recommend:batch", { requests }) : { answers: [] };
+  const lists = answers.map((answer) => (answer.result ? answer.result.items : []));
+  const differences = users.map((_, n) => (models.length > 1 ? difference(lists[2 * n], lists[2 * n + 1]) : 0));
+  const user = users[differences.indexOf(Math.max(...differences))];
+  if (state.isTouched) return; // a history was chosen in the meantime
+  await showUser(user);
+  byId("example").hidden = false;
+  byId("example").textContent = models.length < 2 ? "An example: the first of the training users."
+    : `An example: of the ${plural(users.length, "training user")} offered above, the one for whom the lists of these models differ most ` +
+      "in their number of items from the tail, and then in items.";
+}
 
-let choices = [], chosen = -1;
+function difference(first, second) {
+  const others = new Set(second.map((item) => item.item));
+  const tail = (list) => list.filter((item) => item.tail).length;
+  return 1000 * Math.abs(tail(first) - tail(second)) + first.filter((item) => !others.has(item.item)).length;
+}
+
+// ---- search: a combobox with results ------------------------------------------------------------
+
+let choices = [], selected = -1;
 
 async function search() {
   const text = byId("search").value.trim();
   if (!text) { showChoices([]); return; }
-  const found = await ask(`v1/items?limit=8&q=${encodeURIComponent(text)}`);
-  if (byId("search").value.trim() === text) showChoices(found.items);
+  const answer = await request(`v1/items?limit=8&q=${encodeURIComponent(text)}`);
+  if (byId("search").value.trim() === text) showChoices(answer.items, text);
 }
 
-function showChoices(items) {
+function showChoices(items, text) {
   choices = items;
-  chosen = -1;
-  const list = byId("found"), box = byId("search");
+  selected = -1;
+  const list = byId("results"), box = byId("search"), status = byId("search-status");
   list.replaceChildren(...items.map((item, n) => {
-    const option = make("li", { id: `found-${n}`, textContent: item.title });
+    const option = createElement("li", { id: `result-${n}` }, isolatedText(item.title));
     option.setAttribute("role", "option");
     option.setAttribute("aria-selected", "false");
-    option.addEventListener("mousedown", (event) => { event.preventDefault(); take(n); });
+    option.addEventListener("mousedown", (event) => { event.preventDefault(); addChoice(n); });
     return option;
   }));
   list.hidden = !items.length;
   box.setAttribute("aria-expanded", String(items.length > 0));
   box.removeAttribute("aria-activedescendant");
+  status.replaceChildren(...(text && !items.length ? ["Nothing found for ", isolatedText(text)] : []));
 }
 
-function choose(n) {
-  const list = byId("found").children;
+function selectChoice(n) {
+  const list = byId("results").children;
   if (!list.length) return;
-  if (chosen >= 0) list[chosen].setAttribute("aria-selected", "false");
-  chosen = (n + list.length) % list.length;
-  list[chosen].setAttribute("aria-selected", "true");
-  list[chosen].scrollIntoView({ block: "nearest" });
-  byId("search").setAttribute("aria-activedescendant", `found-${chosen}`);
+  if (selected >= 0) list[selected].setAttribute("aria-selected", "false");
+  selected = (n + list.length) % list.length;
+  list[selected].setAttribute("aria-selected", "true");
+  list[selected].scrollIntoView({ block: "nearest" });
+  byId("search").setAttribute("aria-activedescendant", `result-${selected}`);
 }
 
-function take(n) {
+function addChoice(n) {
   const item = choices[n];
   byId("search").value = "";
   showChoices([]);
@@ -126,212 +116,195 @@ function take(n) {
 }
 
 function searchKey(event) {
-  if (event.key === "ArrowDown") { choose(chosen + 1); event.preventDefault(); }
-  else if (event.key === "ArrowUp") { choose(chosen < 0 ? -1 : chosen - 1); event.preventDefault(); }
-  else if (event.key === "Enter" && choices.length) { take(Math.max(chosen, 0)); event.preventDefault(); }
+  if (event.key === "ArrowDown") { selectChoice(selected + 1); event.preventDefault(); }
+  else if (event.key === "ArrowUp") { selectChoice(selected < 0 ? -1 : selected - 1); event.preventDefault(); }
+  else if (event.key === "Enter" && choices.length) { addChoice(Math.max(selected, 0)); event.preventDefault(); }
   else if (event.key === "Escape") showChoices([]);
 }
 
 // ---- lists -------------------------------------------------------------------------------------
 
-function wantedModels() {
-  const names = [byId("model-a").value];
-  if (byId("model-b").value && byId("model-b").value !== names[0]) names.push(byId("model-b").value);
-  return names.map((name) => state.models.find((each) => each.name === name)).filter(Boolean);
+const modelOf = (side) => state.models.find((model) => model.name === byId(`model-${side}`).value);
+
+function selectedModels() {
+  return SIDES.map((side) => ({ side, model: modelOf(side) })).filter(({ model }) => model);
 }
 
 async function recommend() {
-  const number = ++state.asked;
-  const models = wantedModels();
-  const lists = await Promise.all(models.map((model) => {
+  const number = ++state.requestNumber;
+  const sides = selectedModels();
+  const lists = await Promise.all(sides.map(async ({ side, model }) => {
     const body = { k: Number(byId("length").value), model: model.name, explain: model.explains ? 3 : 0 };
     if (state.user !== null) body.user = state.user;
-    else body.history = state.history.map((each) => each.item);
-    if (state.alphaMoved && model.alpha !== null) body.alpha = Number(byId("alpha").value);
-    return ask("v1/recommend", body);
+    else body.history = state.history.map((item) => item.item);
+    if (isMoved[side] && model.alpha !== null) body.alpha = Number(byId(`alpha-${side}`).value);
+    return { side, ...await request("v1/recommend", body) };
   }));
-  if (number !== state.asked) return;
+  if (number !== state.requestNumber) return;
+  const isSameModel = lists.length > 1 && lists[0].model === lists[1].model;
+  for (const list of lists) list.name = isSameModel && list.alpha !== null ? `${list.model} at ${list.alpha.toFixed(2)}` : list.model;
   state.lists = lists;
-  byId("lists").replaceChildren(...lists.map(drawList));
-  byId("curve").replaceChildren(popularityCurve(models[0] ? models[0].curve : [], lists, byId("curve").clientWidth));
-  byId("status").textContent = lists.map((list) => {
+  const ids = lists.map((list) => new Set(list.items.map((item) => item.item)));
+  const inBoth = lists.length > 1 ? [...ids[0]].filter((item) => ids[1].has(item)).length : 0;
+  for (const side of SIDES) {
+    const n = lists.findIndex((list) => list.side === side);
+    const other = lists.length > 1 ? ids[1 - n] : null;
+    byId(`list-${side}`).replaceChildren(...(n < 0 ? [] : drawList(lists[n], other)));
+  }
+  drawCurve();
+  const parts = lists.map((list) => {
     const tail = list.items.filter((item) => item.tail).length;
-    return `${list.model}: ${list.items.length} items, ${tail} from the tail` +
-      (list.source === "popular" ? ", by popularity" : "");
-  }).join("; ");
+    return `${list.name}: ${plural(list.items.length, "item")}, ${tail} from the tail` +
+      (list.source === "popular" ? ", ranked by popularity" : "");
+  });
+  if (lists.length > 1) parts.push(`${plural(inBoth, "item")} in both lists`);
+  byId("status").textContent = parts.join("; ");
 }
 
-function drawList(list) {
-  const most = Math.max(1e-12, ...list.items.flatMap((item) => (item.reasons || []).map((r) => Math.abs(r.contribution))));
-  const rows = make("ol", {}, ...list.items.map((item) => {
-    const title = make("button", { type: "button", className: "title", textContent: item.title });
-    title.setAttribute("aria-label", `${item.title}: show similar items`);
-    title.addEventListener("click", () => guarded(() => showSimilar(item, list.model)));
-    const mark = make("span", { className: item.tail ? "mark tail" : "mark head", textContent: item.tail ? "tail" : "head",
-      title: `${item.users} users` });
-    const add = make("button", { type: "button", textContent: "+" });
-    add.setAttribute("aria-label", `Add ${item.title} to the history`);
-    add.addEventListener("click", () => addItem(item));
-    const row = make("li", {}, title, make("span", {}, mark, " ", add));
-    if (item.reasons && item.reasons.length) row.append(drawReasons(item.reasons, most));
+function drawCurve() {
+  const model = state.lists.length ? modelOf(state.lists[0].side) : null;
+  if (!model) return;
+  byId("curve").replaceChildren(popularityCurve(model, state.lists, byId("curve").clientWidth));
+  byId("curve-title").textContent = `How many users the items of ${model.name} have. Marked are the listed items: ` +
+    state.lists.map((list, n) => `${n ? "◇" : "●"} ${list.name}`).join(", ") + ".";
+}
+
+function drawList(list, otherItems) {
+  const largest = Math.max(1e-12, ...list.items.flatMap((item) => (item.reasons || []).map((r) => Math.abs(r.contribution))));
+  const about = `${list.model}, version ${list.version}` + (list.alpha === null ? "" : `, alpha ${list.alpha.toFixed(2)}`);
+  const heading = createElement("h3", { textContent: about });
+  if (!list.items.length) return [heading, createElement("p", { className: "dim", textContent: "No item is left to list." })];
+  const rows = createElement("ol", {}, ...list.items.map((item) => {
+    const title = createElement("button", { type: "button", className: "title" }, isolatedText(item.title));
+    title.setAttribute("aria-label", `${isolated(item.title)}: show similar items`);
+    title.addEventListener("click", () => withErrors(() => showSimilar(item, list.model)));
+    const mark = partMark(item.tail);
+    mark.title = plural(item.users, "user");
+    const row = createElement("li", {}, title, createElement("span", {}, mark, " ", addButton(item)));
+    if (otherItems && !otherItems.has(item.item)) {
+      row.className = "only";
+      row.append(createElement("span", { className: "only-note", textContent: "only in this list" }));
+    }
+    if (item.reasons && item.reasons.length) row.append(drawReasons(item.reasons, largest));
     return row;
   }));
-  const about = `${list.model}, version ${list.version}` + (list.alpha === null ? "" : `, alpha ${list.alpha.toFixed(2)}`);
-  const made = make("div", {}, make("h3", { textContent: about }), rows);
-  rows.setAttribute("aria-label", `Items of ${list.model}`);
-  return made;
+  rows.setAttribute("aria-label", `Items of ${list.name}`);
+  return [heading, rows];
 }
 
-function drawReasons(reasons, most) {
-  return make("dl", { className: "reasons" }, ...reasons.map((reason) => {
-    const bar = make("span", { className: reason.contribution < 0 ? "bar against" : "bar" });
-    bar.style.width = `${(100 * Math.abs(reason.contribution) / most).toFixed(1)}%`;
+function addButton(item) {
+  const add = createElement("button", { type: "button", textContent: "+" });
+  add.setAttribute("aria-label", `Add ${isolated(item.title)} to the history`);
+  add.addEventListener("click", () => addItem(item));
+  return add;
+}
+
+function drawReasons(reasons, largest) {
+  return createElement("dl", { className: "reasons" }, ...reasons.map((reason) => {
+    const bar = createElement("span", { className: reason.contribution < 0 ? "bar against" : "bar" });
+    bar.style.width = `${(100 * Math.abs(reason.contribution) / largest).toFixed(1)}%`;
     bar.setAttribute("role", "img");
-    bar.setAttribute("aria-label", `adds ${reason.contribution.toPrecision(2)}`);
-    return make("div", {}, make("dt", { textContent: `because of ${reason.title}` }), make("dd", {}, bar));
+    bar.setAttribute("aria-label", `contribution ${reason.contribution.toPrecision(2)}`);
+    return createElement("div", {}, createElement("dt", {}, "because of ", isolatedText(reason.title)), createElement("dd", {}, bar));
   }));
+}
+
+function drawItem(item, note) {
+  return createElement("li", {}, isolatedText(item.title), createElement("span", {}, note, " ", addButton(item)));
+}
+
+async function showTrending() {
+  const model = modelOf("a");
+  const isKnown = Boolean(model) && model.half_life !== null;
+  byId("trending").hidden = !isKnown;
+  if (!isKnown) return;
+  const answer = await request(`v1/trending?k=10&model=${encodeURIComponent(model.name)}`);
+  byId("trending-about").textContent = answer.items.length
+    ? `Users of each item; a use ${duration(answer.half_life)} before the last one counts half.`
+    : "Nothing found: no item has been used lately.";
+  byId("trending-list").replaceChildren(...answer.items.map((item) =>
+    drawItem(item, createElement("span", { className: "dim", textContent: item.recent_users.toFixed(1) }))));
 }
 
 async function showSimilar(item, model) {
-  const found = await ask(`v1/similar?k=10&item=${encodeURIComponent(item.item)}&model=${encodeURIComponent(model)}`);
-  byId("similar-title").textContent = `Similar to ${found.title}`;
-  byId("similar-list").replaceChildren(...found.items.map((each) => {
-    const add = make("button", { type: "button", textContent: "+" });
-    add.setAttribute("aria-label", `Add ${each.title} to the history`);
-    add.addEventListener("click", () => addItem(each));
-    const mark = make("span", { className: each.tail ? "mark tail" : "mark head", textContent: each.tail ? "tail" : "head" });
-    return make("li", {}, make("span", { textContent: each.title }), make("span", {}, mark, " ", add));
-  }));
+  const answer = await request(`v1/similar?k=10&item=${encodeURIComponent(item.item)}&model=${encodeURIComponent(model)}`);
+  byId("similar-title").replaceChildren("Similar to ", isolatedText(answer.title));
+  byId("similar-list").replaceChildren(...answer.items.map((similar) => drawItem(similar, partMark(similar.tail))));
+  byId("similar-none").hidden = answer.items.length > 0;
   byId("similar").hidden = false;
   byId("similar-title").focus();
 }
 
-// ---- the operator's view -----------------------------------------------------------------------
+// ---- dials -------------------------------------------------------------------------------------
 
-function quantile(before, now, share) {
-  const edges = Object.keys(now).map((edge) => [edge === "+Inf" ? Infinity : Number(edge), edge]).sort((a, b) => a[0] - b[0]);
-  const counts = edges.map(([, edge]) => now[edge] - (before[edge] || 0));
-  const total = counts.length ? counts[counts.length - 1] : 0;
-  if (total <= 0) return 0;
-  const place = counts.findIndex((count) => count >= share * total);
-  const low = place > 0 ? counts[place - 1] : 0, high = counts[place];
-  const from = place > 0 ? edges[place - 1][0] : 0;
-  const to = Number.isFinite(edges[place][0]) ? edges[place][0] : from;
-  return 1000 * (from + (to - from) * (share * total - low) / Math.max(1e-12, high - low));
+function updateDial(side) {
+  const model = modelOf(side), slider = byId(`alpha-${side}`);
+  const isDisabled = !model || model.alpha === null;
+  byId(`dial-${side}`).hidden = !model;
+  slider.disabled = isDisabled;
+  if (!isDisabled && !isMoved[side]) slider.value = model.alpha;
+  byId(`reset-${side}`).hidden = isDisabled || !isMoved[side];
+  if (!isDisabled) byId(`reset-${side}`).textContent = `Back to ${model.alpha.toFixed(2)}, as fitted`;
+  const alpha = isMoved[side] ? Number(slider.value) : model && model.alpha;
+  byId(`alpha-value-${side}`).textContent = isDisabled ? "(not available for this model)" : alpha.toFixed(2);
 }
 
-const sum = (group) => Object.values(group).reduce((total, value) => total + value, 0);
-const sumOf = (group, end) => Object.entries(group).filter(([key]) => key.endsWith(end)).reduce((t, [, v]) => t + v, 0);
-
-async function overview() {
-  const now = await ask("v1/admin/overview");
-  state.samples.push(now);
-  if (state.samples.length > 120) state.samples.shift();
-  const rows = state.samples.slice(1).map((each, n) => {
-    const before = state.samples[n];
-    const seconds = Math.max(0.001, each.time - before.time);
-    const shown = sum(each.shown) - sum(before.shown), lists = sum(each.lists) - sum(before.lists);
-    return {
-      rate: (sum(each.requests) - sum(before.requests)) / seconds,
-      p50: quantile(before.buckets, each.buckets, 0.5),
-      p99: quantile(before.buckets, each.buckets, 0.99),
-      events: (sum(each.events) - sum(before.events)) / seconds,
-      popular: lists > 0 ? (sumOf(each.lists, " popular") - sumOf(before.lists, " popular")) / lists : 0,
-      tail: shown > 0 ? (sumOf(each.shown, " tail") - sumOf(before.shown, " tail")) / shown : 0,
-      coverage: Math.max(0, ...Object.values(each.coverage)),
-    };
-  });
-  const last = rows[rows.length - 1];
-  const cards = [
-    ["Requests a second", "rate", (v) => v.toFixed(1)],
-    ["Median time, ms", "p50", (v) => v.toFixed(1)],
-    ["99th percentile, ms", "p99", (v) => v.toFixed(1)],
-    ["Events a second", "events", (v) => v.toFixed(1)],
-    ["Lists by popularity", "popular", (v) => `${(100 * v).toFixed(0)}%`],
-    ["Items shown from the tail", "tail", (v) => `${(100 * v).toFixed(0)}%`],
-    ["Catalogue shown", "coverage", (v) => `${(100 * v).toFixed(1)}%`],
-  ];
-  byId("cards").replaceChildren(...cards.map(([name, key, words]) => {
-    const text = last ? words(last[key]) : "-";
-    return make("div", { className: "card" }, make("h3", { textContent: name }), make("strong", { textContent: text }),
-      sparkline(rows.map((row) => row[key]), `${name} over time, now ${text}`));
-  }));
-  byId("store").textContent = now.store
-    ? `Store: ${now.store.events} events, ${now.store.seen} seen marks, ${now.store.lists} recorded lists.`
-    : "The store does not answer.";
-}
-
-async function drawModels() {
-  const found = await ask("v1/models");
-  state.models = found.models;
-  const age = (time) => {
-    const hours = (Date.now() / 1000 - time) / 3600;
-    if (hours < 1) return `${Math.round(60 * hours)} min ago`;
-    return hours < 48 ? `${hours.toFixed(1)} h ago` : `${(hours / 24).toFixed(0)} days ago`;
-  };
-  byId("models-table").tBodies[0].replaceChildren(...found.models.map((each) => make("tr", {}, ...[
-    each.name, each.summary, each.version, each.items, each.users, age(each.fitted), `${(100 * each.shown).toFixed(1)}%`,
-  ].map((text) => make("td", { textContent: String(text) })))));
-  byId("experiment").textContent = found.experiment === null ? "No experiment is running."
-    : `Experiment ${found.experiment.name}: ` + Object.entries(found.experiment.shares)
-      .map(([name, share]) => `${name} ${(100 * share).toFixed(0)}%`).join(", ");
-}
-
-let ticking = 0;
-
-function show(name) {
-  for (const each of ["try", "operate"]) {
-    byId(each).hidden = each !== name;
-    byId(`show-${each}`).setAttribute("aria-pressed", String(each === name));
-  }
-  clearInterval(ticking);
-  if (name === "operate") {
-    const tick = () => guarded(async () => { await overview(); await drawModels(); });
-    tick();
-    ticking = setInterval(tick, 2000);
-  }
+function changeModel(side) {
+  isMoved[side] = false;
+  updateDial(side);
+  withErrors(recommend);
 }
 
 // ---- start -------------------------------------------------------------------------------------
 
-function dial() {
-  const [model] = wantedModels();
-  const none = !model || model.alpha === null;
-  byId("alpha").disabled = none;
-  if (!none && !state.alphaMoved) byId("alpha").value = model.alpha;
-  byId("alpha-value").textContent = none ? "(this model has none)" : Number(byId("alpha").value).toFixed(2);
+function showView(name) {
+  for (const view of ["try", "operate"]) {
+    byId(view).hidden = view !== name;
+    byId(`show-${view}`).setAttribute("aria-pressed", String(view === name));
+  }
+  if (name === "operate") startOperating(); else { stopOperating(); drawCurve(); }
 }
 
 async function start() {
-  const found = await ask("v1/models");
-  state.models = found.models;
-  const names = () => found.models.map((each) => make("option", { value: each.name, textContent: each.name }));
+  const answer = await request("v1/models");
+  state.models = answer.models;
+  const names = () => answer.models.map((model) => createElement("option", { value: model.name, textContent: model.name }));
   byId("model-a").replaceChildren(...names());
-  byId("model-b").replaceChildren(make("option", { value: "", textContent: "nothing" }), ...names());
-  const users = await ask("v1/users?limit=30");
-  byId("users").replaceChildren(...users.users.map((each) => make("option", { value: each })));
-  byId("about").textContent = `${found.models[0].items} items, ${found.models[0].users} training users`;
-  dial();
-  historyChanged();
+  byId("model-b").replaceChildren(createElement("option", { value: "", textContent: "none" }), ...names());
+  byId("model-b").value = answer.models.length > 1 ? answer.models[1].name : "";
+  SIDES.forEach(updateDial);
+  const { users } = await request("v1/users?limit=30");
+  byId("users").replaceChildren(...users.map((user) => createElement("option", { value: user })));
+  byId("about").textContent = `${count(answer.models[0].items)} items, ${count(answer.models[0].users)} training users`;
+  await showExample(users);
+  await showTrending();
 }
 
-byId("search").addEventListener("input", later(search, 120));
+byId("search").addEventListener("input", debounce(search, 120));
 byId("search").addEventListener("keydown", searchKey);
 byId("search").addEventListener("blur", () => showChoices([]));
-byId("user-form").addEventListener("submit", (event) => { event.preventDefault(); guarded(showUser); });
+byId("user-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const user = byId("user").value.trim();
+  if (user) withErrors(() => showUser(user));
+});
 byId("clear").addEventListener("click", () => { state.user = null; state.history = []; byId("user").value = ""; historyChanged(); });
-const moved = later(recommend, 60);
-byId("alpha").addEventListener("input", () => { state.alphaMoved = true; dial(); moved(); });
-for (const id of ["model-a", "model-b", "length"]) {
-  byId(id).addEventListener("change", () => { dial(); guarded(recommend); });
+const recommendSoon = debounce(recommend, 60);
+for (const side of SIDES) {
+  byId(`alpha-${side}`).addEventListener("input", () => { isMoved[side] = true; updateDial(side); recommendSoon(); });
+  byId(`reset-${side}`).addEventListener("click", () => { changeModel(side); byId(`alpha-${side}`).focus(); });
+  byId(`model-${side}`).addEventListener("change", () => changeModel(side));
 }
+byId("length").addEventListener("change", () => withErrors(recommend));
 byId("similar-close").addEventListener("click", () => { byId("similar").hidden = true; byId("search").focus(); });
-byId("show-try").addEventListener("click", () => show("try"));
-byId("show-operate").addEventListener("click", () => show("operate"));
+byId("model-a").addEventListener("change", () => withErrors(showTrending));
+addEventListener("resize", debounce(drawCurve, 100));
+byId("show-try").addEventListener("click", () => showView("try"));
+byId("show-operate").addEventListener("click", () => showView("operate"));
 byId("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("equipoise-token", byId("token").value);
   byId("token-form").hidden = true;
-  guarded(start);
+  withErrors(start);
 });
-guarded(start);
+withErrors(start);
