@@ -227,6 +227,14 @@ def test_dial_scales_new_items_alone(train: Interactions) -> None:
     assert shown[1].items == fitted.recommend(rows, k=40).items
 
 
+def test_rank_obeys_the_dial(train: Interactions) -> None:
+    fitted = model().fit(train)
+    history = train.rows(np.arange(3))
+    new = np.flatnonzero(train.item_counts == 0)
+    assert np.isin(fitted.rank(history, 40).items, new).any()
+    assert not np.isin(fitted.rank(history, 40, new_items=0).items, new).any()
+
+
 def test_dial_needs_features(data: Interactions) -> None:
     with pytest.raises(eq.SettingError, match=r"fit it with features=eq\.Features\(\)"):
         model(None).fit(data).recommend(["u1"], new_items=2.0)

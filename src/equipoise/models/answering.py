@@ -176,9 +176,8 @@ class Answering(Configured, ABC):
         """
         request = self._request(history, Unknowns())
         options: dict[str, Any] = {"exclude_seen": exclude_seen, "rules": rules}
-        ranked = self._rank_rows(
-            request, self._ranking_terms(alpha), k, **options, threads=threads
-        )
+        terms = self._ranking_terms(alpha, new_items)
+        ranked = self._rank_rows(request, terms, k, **options, threads=threads)
         ranked.items[ranked.items >= len(self.item_index_)] = -1
         return ranked
 

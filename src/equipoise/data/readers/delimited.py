@@ -123,7 +123,7 @@ def delimited_parts(name: str, paths: Sequence[Path], options: ReadOptions) -> S
         for path, data, file_columns in zip(paths, contents, columns, strict=True)
     ]
     detect = options.escape is None and quote != ""
-    load = partial(_load, name, files, options.on_bad, detect, notes)
+    load = partial(_load, files, options.on_bad, detect, notes)
     dated = frozenset() if header else _dated(columns[0], [first, *body])
     return Source(name, names, load, header, dated)
 
@@ -256,7 +256,6 @@ def _is_value(field: str, separator: str) -> bool:
 
 
 def _load(
-    name: str,
     files: list[TextFile],
     on_bad: OnBad,
     detect: bool,
