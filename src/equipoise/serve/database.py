@@ -39,6 +39,7 @@ SHARED = 500  # writes in one transaction, at most
 READERS = 16  # threads that wait for a database elsewhere
 LOCK = 0x65717569  # advisory lock of PostgreSQL while tables are created or migrated
 PULSE = 0.2  # seconds between looks at the connections that wait for a server
+PREPARE_SECONDS = 30.0  # for creating or migrating the tables, when the service starts
 Result = TypeVar("Result")
 Write = Callable[[sa.Connection], Any]
 
@@ -91,7 +92,8 @@ class Database:
         raise NotImplementedError
 
     def _open(self) -> None:
-        with self._transaction(self._timeout) as connection:
+        # not a request: tables and indexes of a large store may take longer than one may wait
+        with self._transaction(max(self._timeout, PREPARE_SECONDS)) as connection:
             if not self.is_local:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(LOCK)))
             self.prepare(connection)
