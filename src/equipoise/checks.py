@@ -130,8 +130,8 @@ def path(name: str, value: Any) -> Path:
     # a Path of s3://bucket is s3:/bucket
     if ADDRESS.match(str(text)) and not Path(value).exists():
         raise SettingError(
-            f"{name} must be the path of a file or folder, got the address {text!r}; models and "
-            "the lists of a cluster are written to addresses in Python, where they are text"
+            f"{name} must be the path of a file or folder, got the address {text!r}; pass "
+            "an address as text, which save() and the lists of a cluster accept in Python"
         )
     return Path(value)
 

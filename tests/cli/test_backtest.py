@@ -167,7 +167,7 @@ def test_a_trend_can_be_set_without_a_search(answer: Answer, run: Run, tmp_path:
     assert model.signals.history_decay is None
     done = run("fit", "events.csv", tmp_path / "x", "--trend", "none", "--trend-share", 2)
     assert done.exit_code == 2
-    assert "--trend none excludes the other options of a trend" in done.stderr
+    assert "--trend none cannot be combined with other trend options" in done.stderr
 
 
 def test_leave_one_out_is_used_on_request_and_without_times(

@@ -87,7 +87,7 @@ def test_a_catalogue_may_have_several_tables_and_told_types(tmp_path: Path, run:
     assert "attributes: 'title' (text), 'code' (category), 'price' (number, 33% missing)" in output
     wrong = run("stats", events, "--item", "sku", *tables, "--catalogue-type", "code")
     assert wrong.exit_code != 0
-    assert "--catalogue-type is such as genres=list" in " ".join(wrong.output.split())
+    assert "--catalogue-type must look like genres=list" in " ".join(wrong.output.split())
     odd = run("stats", events, "--item", "sku", *tables, "--catalogue-type", "code=colour")
     assert "the type of 'code' must be one of category, list," in " ".join(odd.output.split())
     unused = run("stats", events, "--catalogue-type", "code=list")

@@ -39,7 +39,7 @@ def test_the_valid_part_can_be_evaluated_on(answer: Answer) -> None:
 def test_tuned_on_test_is_on_the_label(run: Run) -> None:
     shown = run("evaluate", "model", "split", "--tuned-on-test").stdout
     assert shown.splitlines()[0].endswith("(tuned on test)")
-    assert "too good for what new users will see" in shown
+    assert "so too optimistic for new users" in shown
 
 
 def test_a_model_of_other_data_is_warned_about(tmp_path: Path, run: Run) -> None:
@@ -78,7 +78,7 @@ def test_leave_one_out_needs_no_split(shop: Path, answer: Answer, run: Run) -> N
     expected = eq.leave_one_out(eq.load(shop / "model"), 30, alpha=0.4)
     assert dialled["values"]["ndcg@20"] == expected["ndcg@20"]
     done = run("evaluate", "model", "--leave-one-out", "--tuned-on-test")
-    assert "excludes --part" in done.stderr
+    assert "cannot be combined with --part" in done.stderr
     done = run("evaluate", "model", "split", "--leave-one-out")
     assert "takes MODEL only" in done.stderr
 

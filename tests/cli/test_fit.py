@@ -198,7 +198,7 @@ def test_settings_that_no_option_names_are_searched_and_told(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--l2", 5, "--dropout", 0], "options set everything"),
+        (["--l2", 5, "--dropout", 0], "options set every setting"),
         (["--l2", 5, "--no-search"], "--no-search"),
         (["--refine"], "--refine is for a single fit"),
         (["--engine", "neighbourhood"], "equipoise tune SPLIT OUT --engine neighbourhood"),

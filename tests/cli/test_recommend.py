@@ -139,7 +139,7 @@ def test_a_pinned_item_that_the_model_does_not_know_is_listed(
 def test_unknown_users_and_items_are_separate_questions(run: Run, answer: Answer) -> None:
     done = run("recommend", "model", "--user", "u9999")
     assert done.exit_code == 1
-    assert "knows no user 'u9999'" in done.stderr
+    assert "does not know the user 'u9999'" in done.stderr
     assert "did you mean" not in done.stderr
     (popular,) = answer("recommend", "model", "--user", "u9999", "--unknown-users", "popular")
     assert popular["source"] == "popular"
@@ -212,7 +212,7 @@ def test_a_title_of_two_items_is_not_guessed() -> None:
 
 def test_users_are_found_by_their_own_kind() -> None:
     assert find_users(films(), ["2"]) == [2]
-    with pytest.raises(eq.UnknownIdError, match="knows no user '3'"):
+    with pytest.raises(eq.UnknownIdError, match="does not know the user '3'"):
         find_users(films(), ["3"])
 
 

@@ -79,7 +79,7 @@ def test_every_argument_of_read_is_an_option() -> None:
         ("pass user='...'", "pass --user ..."),
         ("time_format='%m/%d/%Y %H:%M'", "--time-format '%m/%d/%Y %H:%M'"),
         ("quote='' if", "--quote '' if"),
-        ("asked for separator=';' but", "asked for --separator ';' but"),
+        ("separator=';' was requested", "--separator ';' was requested"),
         ("users= has 1 ids", "users= has 1 ids"),
     ],
 )

@@ -243,7 +243,7 @@ def test_a_bad_row_is_named_with_its_file(client, tmp_path):
 def test_parts_with_different_columns_are_refused(client, tmp_path):
     folder = parts(tmp_path / "data", events(), [300])
     events().rename({"event": "kind"}).write_parquet(folder / "part-01.parquet")
-    with pytest.raises(eq.DataError, match="parts need one schema"):
+    with pytest.raises(eq.DataError, match="parts need the same columns"):
         eq.cluster.read(folder, client=client)
     partitioned = eq.cluster.read(folder, client=client, type=False)  # then it is not used
     assert is_same(partitioned.gather(), eq.read(folder, type=False))

@@ -164,13 +164,18 @@ def test_a_column_can_be_left_out() -> None:
     [
         (ITEMS, {"x": "colour"}, SettingError, "type of 'x' must be one of category, list, "),
         (ITEMS, ["x"], SettingError, "catalogue_types must map columns to kinds"),
-        (ITEMS, {"xx": "list"}, DataError, "no column 'xx' to be a list; did you mean 'x'?"),
+        (
+            ITEMS,
+            {"xx": "list"},
+            DataError,
+            "the column 'xx', which the catalogue lacks; did you mean 'x'?",
+        ),
         (["1", "two", None, ""], {"x": "number"}, DataError, "'x' of the catalogue: 'two' is no"),
         (["1", "soon", None, ""], {"x": "date"}, DataError, "'soon' is no date"),
         (["1/2", "3", None, ""], {"x": "%d/%m"}, DataError, "is no date of the form %d/%m"),
-        ([[1.0], [1.0, 2.0], None, None], {"x": "vector"}, DataError, "'x' holds no vectors"),
+        ([[1.0], [1.0, 2.0], None, None], {"x": "vector"}, DataError, "'x' does not hold vectors"),
         ([["a"], ["b"], None, None], {"x": "number"}, DataError, "holds List.String., no number"),
-        ([["a"], ["b"], None, None], {"x": "category"}, DataError, "no category; tell another"),
+        ([["a"], ["b"], None, None], {"x": "category"}, DataError, "not category; pass another"),
     ],
 )
 def test_cells_that_are_not_what_was_told_are_refused(

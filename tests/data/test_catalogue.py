@@ -164,7 +164,7 @@ def test_ids_that_no_item_can_have_are_left_out() -> None:
     data = eq.read([(1, 7), (2, 8)], catalogue={"item": ["7", "09", "x"], "title": list("abc")})
     assert data.label(7) == "a"
     assert data.new_items is None
-    assert "2 rows of the catalogue left out, whose 'item' is no item id" in data.notes
+    assert "left out 2 rows of the catalogue whose 'item' is not an item id" in data.notes
 
 
 def test_new_items_follow_the_type_of_the_ids() -> None:
@@ -187,7 +187,7 @@ def test_a_catalogue_without_text_has_no_titles() -> None:
     data = eq.read(EVENTS).with_catalogue({"item": ["tea", "milk", "rum"], "embedding": vectors})
     assert data.label("tea") == "tea"
     assert data.attributes == {"title": "text", "embedding": "vector"}
-    assert "catalogue from the catalogue, without a column of titles; title= for another" in (
+    assert "catalogue from the catalogue, without a column of titles; pass title= for another" in (
         data.notes
     )
     assert (

@@ -367,15 +367,17 @@ def test_a_date_that_lacks_a_digit_is_no_other_date():
 
 def test_a_form_of_times_is_never_ignored():
     with pytest.raises(
-        DataError, match=r"\(10124\.5\) is not a whole number, so no time of the fo"
+        DataError, match=r"\(10124\.5\) is not a whole number, so not a time of the fo"
     ):
         times([10124.0, 10124.5], time_format="%d%m%y")
     for form in ("%-d%m%y", "%d.%m.%y"):
-        with pytest.raises(SettingError, match=r"Int64, of which time_format=.* as text"):
+        with pytest.raises(
+            SettingError, match=r"Int64, and numbers cannot be split by time_format=.* as text"
+        ):
             times([10124, 311224], time_format=form)
     with pytest.raises(SettingError, match="holds Date, which needs no time_format; leave it out"):
         times([dt.date(2024, 1, 1)] * 2, time_format="%d%m%y")
-    with pytest.raises(SettingError, match="time_format and time_unit exclude one another"):
+    with pytest.raises(SettingError, match="time_format and time_unit cannot be combined"):
         times([10124, 311224], time_format="%d%m%y", time_unit="s")
 
 
@@ -445,7 +447,7 @@ PRODUCTS = pl.DataFrame(
 def test_titles_are_texts_and_no_numbers():
     data = eq.read(SHOP, catalogue=PRODUCTS)
     assert data.label(20) == "apple sauce"
-    assert any("titles from its column 'product_type'; title= for" in n for n in data.notes)
+    assert any("titles from its column 'product_type'; pass title= for" in n for n in data.notes)
     plain = PRODUCTS.rename({"product_type": "kind"})
     assert eq.read(SHOP, catalogue=plain).label(20) in ("apple sauce", "50 OZ")
     assert eq.read(SHOP, catalogue=PRODUCTS, title="department").label(20) == "grocery"
@@ -470,7 +472,7 @@ def test_a_column_called_type_is_the_type_of_the_events():
     log = {"user": [1, 1, 2], "item": [10, 20, 10], "type": ["view", "buy", "view"]}
     data = eq.read(pl.DataFrame(log))
     assert data.events.type_names == ("buy", "view")
-    assert any("column 'type' read as the type of each event" in note for note in data.notes)
+    assert any("column 'type' is read as the event type" in note for note in data.notes)
     both = pl.DataFrame(log | {"event": ["open", "open", "close"]})
     assert eq.read(both).events.type_names == ("close", "open")
     assert eq.read(pl.DataFrame(log), type=False).events is None

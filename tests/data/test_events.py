@@ -135,7 +135,7 @@ def test_equal_times_stay_as_they_come_and_others_are_sorted(
 @pytest.mark.parametrize(
     ("columns", "match"),
     [
-        ({"times": np.array([2.0, 1.0, 3.0])}, "must not fall"),
+        ({"times": np.array([2.0, 1.0, 3.0])}, "must not decrease"),
         ({"times": np.array([1.0, np.nan, 3.0])}, "times must be finite"),
         ({"times": np.array([1.0])}, "1 times for 3 items"),
         ({"weights": np.array([1.0, np.inf, 1.0])}, "weights of events must be finite"),
@@ -194,7 +194,7 @@ def test_returns_are_taken_off_and_kept() -> None:
     assert data.events.n_events == 8
     assert data.history("a") == ["x", "y"]
     assert any("3 rows with a negative weight are returns" in note for note in data.notes)
-    assert any("2 pairs are left with nothing" in note for note in data.notes)
+    assert any("2 pairs have no weight left" in note for note in data.notes)
     # before the return the purchase counts
     before = data._only_events(data.events.times < 3)
     assert before.to_frame().rows()[0] == ("a", "x", 2.0, 1.0)

@@ -166,9 +166,9 @@ def test_take_keeps_ids_and_refuses_repeats() -> None:
     index = IdIndex(["a", "b", "c"], "user")
     assert index.take(np.array([2, 0])).positions(["a", "c"]).tolist() == [1, 0]
     assert len(index.take(np.array([], np.int64))) == 0
-    with pytest.raises(DataError, match="user 'b' is asked for twice"):
+    with pytest.raises(DataError, match="user 'b' is requested twice"):
         index.take(np.array([1, 0, 1]))
-    with pytest.raises(DataError, match="user 7 is asked for twice"):
+    with pytest.raises(DataError, match="user 7 is requested twice"):
         IdIndex([7], "user").take(np.array([0, 0]))
 
 

@@ -126,7 +126,7 @@ def test_select_takes_raw_ids_in_the_given_order() -> None:
     assert part.matrix.toarray().tolist() == [[0, 1], [1, 1]]
     with pytest.raises(UnknownIdError, match="unknown user 40"):
         sessions().select(users=[40])
-    with pytest.raises(DataError, match="item 'a' is asked for twice"):
+    with pytest.raises(DataError, match="item 'a' is requested twice"):
         sessions().select(items=["a", "a"])
     assert sessions().select(items="a").items.tolist() == ["a"]
 
@@ -332,7 +332,7 @@ def test_data_put_together_have_ids_of_the_kind_of_the_first() -> None:
     assert wider.users.tolist() == ["1", "2", "ann"]
     assert wider.items.tolist() == ["10", "20", "x"]
     assert content_of(wider) == content_of(named.union(integer))
-    note = "ids were integers and are text now, because added ids are no integers"
+    note = "ids were integers and are text now: some added ids are not integers"
     assert wider.notes[-2:] == (f"the user {note}", f"the item {note}")
     nothing = Interactions(np.zeros((0, 0)))
     assert nothing.union(text).fingerprint == text.fingerprint
@@ -381,8 +381,8 @@ def test_union_says_when_times_or_the_order_are_lost() -> None:
     assert both.notes == (
         "first",
         "second",
-        "times were left out of a union, because one side has none",
-        "the order of events was left out of a union, because one side has none",
+        "times were dropped from the union, because one side has none",
+        "the order of events was dropped from the union, because one side has none",
     )
 
 

@@ -16,7 +16,7 @@ from equipoise.data.events import Events
 from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, SettingError
 
-LATER = "training may hold events later than those to be found"
+LATER = "training may contain events later than held-out ones"
 event_lists = st.lists(st.lists(st.integers(0, 6), max_size=7), min_size=1, max_size=25)
 
 
@@ -141,7 +141,7 @@ def test_a_return_is_neither_seen_nor_to_be_found(back: float) -> None:
 def test_the_split_counts_the_returns_that_it_leaves_out() -> None:
     data = with_returns(["tea", "pot", "pot", "milk"], [1.0, 2.0, -1.0, 1.0])
     split = eq.split.sessions(data, valid=0, order="time")
-    assert "2 returns of test left out: a return is no click" in split.notes
+    assert "2 returns of test left out: returns are not clicks" in split.notes
     assert [split.test.target.history(row) for row in split.test.target.users] == [
         ["pot"],
         ["milk"],

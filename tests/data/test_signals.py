@@ -273,9 +273,9 @@ def test_uneven_weights_are_worth_a_word(caplog: pytest.LogCaptureFixture) -> No
     data = eq.read([("a", "x", 500.0), ("a", "y", 1.0), ("b", "y", 1.0), ("b", "z", 2.0)])
     with caplog.at_level("INFO", logger="equipoise"):
         eq.EASE(l2=1.0, signals=Signals()).fit(data)
-        assert "count as they are" not in caplog.text
+        assert "are used as they are" not in caplog.text
         eq.EASE(l2=1.0).fit(data)
-    assert "weights of pairs go up to 500 and count as they are" in caplog.text
+    assert "weights of pairs go up to 500 and are used as they are" in caplog.text
 
 
 AGED = [

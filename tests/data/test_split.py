@@ -19,7 +19,7 @@ from equipoise.data.split import Split
 from equipoise.errors import DataError, SettingError
 
 Pairs = set[tuple[Any, Any]]
-LATER = "training may hold events later than those to be found"
+LATER = "training may contain events later than held-out ones"
 shares = st.sampled_from([0.1, 0.2, 0.25, 0.34])
 
 

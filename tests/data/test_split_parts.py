@@ -105,7 +105,7 @@ def test_the_repr_tells_sizes_and_notes() -> None:
         "Split: weak, seed 0",
         "  train 3 users x 5 items, 12 interactions (density 80%)",
         "  test 3 users, 12 history items, 3 held out",
-        "  note: this split ignores time: training may hold events later than those to be found",
+        "  note: this split ignores time: training may contain events later than held-out ones",
     ]
     assert repr(split.test) == "Part test: 3 users, 12 history items, 3 held out"
 
@@ -152,7 +152,7 @@ def test_published_parts_are_aligned_by_id() -> None:
     assert split.notes == (
         "1 user of test left out: no target",
         "1 user of test left out: no history",
-        "1 pair of test both in the history and to be found",
+        "1 pair of test both in the history and held out",
     )
     assert split.valid is None
 

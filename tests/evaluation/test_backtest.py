@@ -171,7 +171,7 @@ def test_the_model_is_shown_beside_yardsticks_by_the_same_protocol() -> None:
 def test_a_model_behind_a_yardstick_is_said_to_be() -> None:
     data = log()
     behind = eq.backtest(eq.Popularity(), data, "7d", 2, bootstrap=0)
-    assert behind.verdict.startswith("do not deploy Popularity for new items as it is: ")
+    assert behind.verdict.startswith("do not deploy Popularity as it is: ")
     trend = eq.Trend(half_life="7d", power=1.0, share=1.0)
     ahead = eq.backtest(eq.EASE(l2=20.0, trend=trend), data, "7d", 2, bootstrap=0)
     assert ahead["ndcg@20"] > ahead.value("ndcg@20", "popular")

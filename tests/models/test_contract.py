@@ -546,7 +546,7 @@ def test_update_equals_a_refit_or_says_why_not(
     later = data.rows(np.arange(280, 300))
     earlier = fit_model(name, data.rows(np.arange(280)))
     if name in TRAINED:
-        with pytest.raises(SettingError, match="has no update: training starts from random"):
+        with pytest.raises(SettingError, match="cannot be updated: training starts from random"):
             earlier.update(later)
         return
     if name in ("pruned", "halved"):

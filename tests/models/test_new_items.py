@@ -423,7 +423,7 @@ def test_a_failed_addition_leaves_the_model_as_it_was(data: Interactions) -> Non
 
 
 def test_items_are_added_to_models_with_features_alone(data: Interactions) -> None:
-    with pytest.raises(eq.SettingError, match="does not know what describes items"):
+    with pytest.raises(eq.SettingError, match="has no features to describe new items"):
         model(None).fit(data).add_items(NEW)
 
 

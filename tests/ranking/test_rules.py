@@ -289,10 +289,18 @@ def test_a_file_of_rules_is_written_by_hand(tmp_path: Path, model: eq.EASE) -> N
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        ("at_mots = { brand = 1 }", SettingError, "'at_mots' is no rule; did you mean 'at_most'"),
+        (
+            "at_mots = { brand = 1 }",
+            SettingError,
+            "'at_mots' is not a rule; did you mean 'at_most'",
+        ),
         ("at_most = 3", SettingError, "at_most must be a mapping"),
         ("at_most = ", FileFormatError, "is not a TOML file"),
-        ("users = { ann = { pin = [1] } }", SettingError, "'pin' is no rule; there are include"),
+        (
+            "users = { ann = { pin = [1] } }",
+            SettingError,
+            "'pin' is not a rule; there are include",
+        ),
         ("diversity = 1.0", SettingError, r"diversity must lie in \[0, 1\)"),
         ("boost = { tea = 0 }", SettingError, "boost of 'tea' must be > 0"),
         ("bonus = { tea = 'much' }", SettingError, "bonus of 'tea' must be a number"),
@@ -374,7 +382,7 @@ def test_attributes_are_looked_at_once(model: eq.EASE) -> None:
 def test_what_is_no_rules_is_refused(model: eq.EASE) -> None:
     with pytest.raises(SettingError, match=r"rules must be eq\.Rules or the path"):
         model.recommend("u3", rules=3)
-    with pytest.raises(SettingError, match="'pins' is no rule; did you mean 'pin'"):
+    with pytest.raises(SettingError, match="'pins' is not a rule; did you mean 'pin'"):
         model.recommend("u3", rules={"pins": [1]})
     with pytest.raises(SettingError, match="a function cannot be written"):
         eq.Rules(exclude=lambda item: True).to_toml()

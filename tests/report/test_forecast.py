@@ -84,7 +84,7 @@ def test_model_chosen_by_time_is_reported_with_its_stored_forecast(log: Interact
     assert [period["days"] for period in forecast["periods"]] == list(estimate.days)
     html = render(collected)
     assert estimate.verdict in html
-    assert "when its settings were chosen" in html
+    assert "when the settings were chosen" in html
 
 
 def test_data_without_times_have_no_forecast(facts: dict[str, Any], html: str) -> None:

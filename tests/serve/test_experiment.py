@@ -83,7 +83,7 @@ def test_a_clear_difference_is_found_and_none_is_not(tmp_path: Path) -> None:
     assert test["verdict"] == "b is clicked more than a"
     text = call("experiment", "dial", "--store", url, "--share", "a=1", "--share", "b=1").stdout
     assert "b against a" in text
-    assert "users are spread as the shares say" in text
+    assert "the numbers of users match the shares" in text
     same = Store(f"sqlite:///{tmp_path}/y.db")
     fill(same, {"a": 0.3, "b": 0.3})
     (test,) = compare_clicks(same, "dial", 3600)["tests"]
@@ -168,7 +168,7 @@ def test_an_arm_that_is_too_small_says_so(tmp_path: Path) -> None:
     store.do(store.add([event(n, f"u{n}", "tea", time=150.0) for n in range(3)]))
     result = compare_clicks(store, "dial", 3600, {"a": 0.9, "b": 0.1})
     assert result["tests"][0]["verdict"].startswith("too few users to tell: b has 3")
-    assert result["shares"]["verdict"] == "users are spread as the shares say"
+    assert result["shares"]["verdict"] == "the numbers of users match the shares"
     lost = compare_clicks(store, "dial", 3600, {"a": 0.5, "b": 0.5})["shares"]
     assert lost["p"] < 1e-6
     assert "a 37, b 3, expected a 20, b 20" in lost["verdict"]
@@ -209,7 +209,7 @@ def test_the_service_records_the_shares_of_its_experiment(served: Serve) -> None
     api.state.store.do(lambda _: None)  # lists are recorded behind the answer
     shares = compare_clicks(api.state.store, "dial", 3600)["shares"]
     assert shares["expected"] == pytest.approx({"default": 0.9, "plain": 0.1})
-    assert shares["verdict"] == "users are spread as the shares say"
+    assert shares["verdict"] == "the numbers of users match the shares"
     settings[0]["models"] = {"default": 0.5, "plain": 0.5}
     other = served(experiments=settings)
     changed = compare_clicks(other.state.store, "dial", 3600)["shares"]
@@ -241,4 +241,4 @@ def test_an_operator_reads_the_comparison(served: Serve) -> None:
     assert answer["experiment"] == "dial"
     assert sum(model["users"] for model in answer["models"]) == 30
     assert "too few" in answer["tests"][0]["verdict"]
-    assert answer["shares"]["verdict"] == "users are spread as the shares say"
+    assert answer["shares"]["verdict"] == "the numbers of users match the shares"

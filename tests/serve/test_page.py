@@ -352,7 +352,7 @@ def test_the_operator_sees_the_verdict_of_the_experiment(
     wait(browser, "document.querySelectorAll('#verdicts li').length == 2")
     verdicts = browser.run("document.getElementById('verdicts').textContent")
     assert "plain against default: too few clicks to tell" in verdicts
-    assert "Sample ratio: users are spread as the shares say" in verdicts
+    assert "Sample ratio: the numbers of users match the shares" in verdicts
     rows = "[...document.querySelectorAll('#experiment-table tbody tr')]"
     cells = browser.run(f"{rows}.map(row => [...row.cells].map(cell => cell.textContent))")
     assert [row[:2] for row in cells] == [["default", "50%"], ["plain", "50%"]]

@@ -286,7 +286,7 @@ def test_saved_model_comes_back_on_the_host(
         pytest.param(
             lambda *_: eq.plan(n_users=5, n_items=5, n_interactions=5, device="cuda"),
             SettingError,
-            "'cuda' is not there; torch sees 0",
+            "'cuda' does not exist; torch sees 0",
             id="absent card",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card"),
         ),

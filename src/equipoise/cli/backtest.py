@@ -61,7 +61,7 @@ def backtest(
         option("Items to predict: new to the user, all, or used before."),
     ] = "new",
     update: Annotated[
-        bool, option("Update the model of the period before instead of a new fit.", "--update")
+        bool, option("Update the model from period to period instead of refitting it.", "--update")
     ] = False,
     rules: RulesFile = None,
     bootstrap: Annotated[int, option("Resamples of the intervals; 0: none.")] = 1000,
@@ -113,9 +113,9 @@ def backtest(
     _show(result, metric, repeats)
     if saved is not None and (tested.estimate_ or {}).get("protocol") == "time":
         say(
-            "note: the settings of this model were chosen on such periods, so its figures here "
-            "are too good where the periods are the same; `equipoise fit` prints the figure to "
-            "expect",
+            "note: the settings of this model were chosen on the last periods of its data, so its "
+            "figures on the same periods are too optimistic; `equipoise fit` prints the figure "
+            "to expect",
             "yellow",
         )
 
@@ -134,7 +134,7 @@ def _check_plot(path: Path) -> None:
     if path.suffix.removeprefix(".") not in known:
         raise SettingError(f"--plot must end in .png, .svg or .pdf, got {path}")
     if not path.absolute().parent.is_dir():
-        raise DataError(f"there is no folder {path.absolute().parent}; make it first")
+        raise DataError(f"the folder {path.absolute().parent} does not exist; create it first")
 
 
 def _model(path: Path | None, chosen: ModelOptions) -> Recommender:
@@ -197,7 +197,7 @@ def _show(result: Backtest, metric: str, repeats: str) -> None:
             "± error": "standard error of the mean as a forecast of the next period",
             "pairs": "a user and an item of the period, counted once; new items and new users "
             "did not exist before the cut, and no list can contain or reach them",
-            "repeated": "share of the pairs that the user had before; predicted apart, as "
-            "--repeats again",
+            "repeated": "share of the pairs whose item the user had used before; --repeats again "
+            "evaluates these",
         }
     )

@@ -66,7 +66,7 @@ def find_users(
     users = [raw_id(data.user_index, text) for text in texts]
     for user, text in zip(users, texts, strict=True):
         if user not in data.user_index:
-            raise UnknownIdError(f"the model knows no user {text!r}; {hint}")
+            raise UnknownIdError(f"the model does not know the user {text!r}; {hint}")
     return users
 
 
@@ -111,7 +111,7 @@ def _find_item(data: Interactions, text: str) -> Any:
     pairs = [(str(data.items[place]), titles[place]) for place in similar[:SUGGESTIONS]]
     listed = [item if item == title else f"{item} ({title})" for item, title in pairs]
     hint = f"did you mean {', '.join(listed)}?" if listed else "check the id"
-    raise UnknownIdError(f"the model knows no item {text!r}; {hint}")
+    raise UnknownIdError(f"the model does not know the item {text!r}; {hint}")
 
 
 def item_list(data: Interactions, text: str, *, skip: bool = False) -> list[Any]:
@@ -319,7 +319,9 @@ class Reading(ReadOptions):
         from equipoise.data import readers
 
         if self.cluster is not None:
-            raise SettingError("a cluster cannot read standard input; pass a file, or no cluster=")
+            raise SettingError(
+                "a cluster cannot read standard input; pass a file, or leave out cluster="
+            )
         if sys.stdin.isatty():
             raise DataError(
                 "- reads standard input, which is a terminal; pipe a table into it, as in "
@@ -366,7 +368,7 @@ def _told_types(texts: Any) -> dict[str, str] | None:
     for text in texts or ():
         name, equals, kind = text.partition("=")
         if not (name and equals and kind):
-            raise SettingError(f"catalogue_types= is such as genres=list, got {text!r}")
+            raise SettingError(f"catalogue_types= must look like genres=list, got {text!r}")
         types[name] = kind
     return types or None
 
@@ -453,7 +455,7 @@ Protocol = Literal["strong", "weak", "last", "time", "session", "items", "given"
 class SplitOptions:
     """Arguments of the split functions; None means the default."""
 
-    valid: Annotated[float | None, option("Share for tuning; 0: none. (last: 0 or 1)")] = None
+    valid: Annotated[float | None, option("Share for tuning, 0 for none (last: 0 or 1).")] = None
     test: Annotated[float | None, option("Share for testing.")] = None
     history: Annotated[
         float | None, option("strong, items: share of a user's items as history.")

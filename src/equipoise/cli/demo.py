@@ -33,8 +33,10 @@ METRICS = ("ndcg", "head_ndcg", "tail_ndcg", "unbiased_ndcg", "recall", "tail_re
 
 @declare(app, "demo", "equipoise demo")
 def demo(
-    user: Annotated[str | None, option("User of the test part to show.")] = None,
-    report: Annotated[Path | None, option("Report to write too, such as report.html.")] = None,
+    user: Annotated[str | None, option("Test user to show.")] = None,
+    report: Annotated[
+        Path | None, option("Also write the report to this file, such as report.html.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare EASE with and without dropout and DAN on MovieLens 100K."""
@@ -175,9 +177,9 @@ def _show_models(models: list[dict[str, Any]], tests: list[dict[str, Any]], user
     _heading("2", "Four models, one closed-form solve each")
     show([(model["name"], model["words"], f"{model['seconds']:.2f} s") for model in models])
     say(
-        "\nDropout penalises popular films in proportion. DAN discounts very active users (beta) "
-        "and\npopular films (alpha). Settings were tuned on the valid part, with more trials for "
-        "DAN;\nthe last model derives its settings from the data.",
+        "\nDropout penalises films in proportion to their popularity. DAN discounts very active\n"
+        "users (beta) and popular films (alpha). Settings were tuned on the valid part, with\n"
+        "more trials for DAN; the last model derives its settings from the data.",
         "dim",
     )
     _heading("3", f"Accuracy for {users} users the models never saw, lists of {K}")
@@ -208,8 +210,8 @@ def _show_example(example: dict[str, Any]) -> None:
     _heading("4", f"One of these users, number {example['user']}")
     if example["chosen"]:
         say(
-            "The one for whom DAN finds most hidden films that EASE misses, tail films first; the "
-            "table\nabove has all users.",
+            "For this test user DAN finds the most hidden films that EASE misses, tail films\n"
+            "first. The table above is the mean over all users.",
             "dim",
         )
     for word, films in (("liked   ", example["history"]), ("hidden  ", example["hidden"])):

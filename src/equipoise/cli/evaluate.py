@@ -85,8 +85,8 @@ def evaluate(
     if leave_one_out:
         if part != "test" or rules is not None or cluster is not None or tuned_on_test:
             raise SettingError(
-                "--leave-one-out excludes --part, --rules, --cluster and --tuned-on-test; "
-                "leave them out"
+                "--leave-one-out cannot be combined with --part, --rules, --cluster or "
+                "--tuned-on-test; leave them out"
             )
         settings |= {} if users is None else {"users": users}
         _report(*_leave_one_out(paths, chosen, options, settings), save, as_json)
@@ -127,7 +127,7 @@ def _leave_one_out(
     from equipoise.models import load
 
     if len(paths) != 1 or chosen.is_used:
-        raise SettingError("--leave-one-out takes MODEL only, without a split and --model")
+        raise SettingError("--leave-one-out takes only MODEL, without a split or --model")
     refuse_options(options, f"{paths[0]} is evaluated as it was saved", "threads")
     model = load(paths[0])
     with working(f"leaving users out of {model.summary()}") as progress:

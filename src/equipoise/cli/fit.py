@@ -132,7 +132,7 @@ def fit(
     if reading.cluster is not None and options.needs_workers(model, opened):
         from equipoise.cluster import fit as fit_on_workers
 
-        searching.refuse("workers fit once what outgrew this machine")
+        searching.refuse("the data outgrew this machine, and workers fit a model only once")
         if reason is None:
             note("fitting once with automatic settings: a search needs solves on this machine")
         model = chosen.build()
@@ -146,9 +146,9 @@ def fit(
     interactions = gather(opened)
     if reason is None:
         if not _searched_settings(chosen, interactions):
-            reason = "options set everything"
+            reason = "options set every setting"
         elif chosen.is_used and not (interactions.user_counts >= 2).any():
-            reason = "no user has two items, one to show and one to hold out"
+            reason = "no user has two items, one for the history and one to hold out"
         if reason is not None:
             searching.refuse(reason)
     if reason is None:
@@ -228,7 +228,7 @@ def _note_plain_fit(model: Any, data: Interactions, reason: str) -> None:
     from equipoise.tuning.space import can_compare_weightings
 
     if getattr(model, "chosen_", None):
-        note("settings chosen by MRR@20 in the last sessions; --no-search takes the defaults")
+        note("settings were chosen by MRR@20 on the last sessions; --no-search uses the defaults")
     elif model.search_space:
         note(f"no search: {reason}")
     if can_compare_weightings([model], data):
@@ -269,7 +269,7 @@ def _described(
     needed = 3 * 4 * data.n_items * features.limit  # of a column for each feature
     if chosen.features is not None or needed > free_memory() / 4 or not usable(features, data):
         return models
-    note("items are described by the catalogue; --features none leaves it out")
+    note("the catalogue describes the items to the model; --features none ignores it")
     return [model._vary({"features": features}) for model in models]
 
 
@@ -294,7 +294,9 @@ def update(
     from equipoise.models import load
 
     if from_store is not None and (add or remove or forget):
-        raise SettingError("--from-store excludes --add, --remove and --forget; leave them out")
+        raise SettingError(
+            "--from-store cannot be combined with --add, --remove or --forget; leave them out"
+        )
     if not (add or remove or forget or from_store):
         raise SettingError("nothing to do; give --add, --remove, --forget or --from-store")
     if replace and not add:

@@ -54,22 +54,22 @@ def serve(
     models: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help=MODELS)] = None,
     config: Settings = None,
     store: StoreUrl = None,
-    host: Annotated[str | None, option("Address to listen on; 127.0.0.1.")] = None,
-    port: Annotated[int | None, option("Port; 8000. 0 takes a free one.")] = None,
-    workers: Annotated[int | None, option("Processes that answer; 1.")] = None,
+    host: Annotated[str | None, option("Address to listen on. [127.0.0.1]")] = None,
+    port: Annotated[int | None, option("Port; 0 picks a free one. [8000]")] = None,
+    workers: Annotated[int | None, option("Number of worker processes. [1]")] = None,
     drain: Annotated[
-        float | None, option("Seconds between SIGTERM and the end, with /readyz at 503; 2.")
+        float | None, option("Seconds after SIGTERM in which /readyz answers 503. [2]")
     ] = None,
     refresh: Annotated[
-        str | None, option("Update the models with new events this often: 1h.")
+        str | None, option("Interval of updates with new events, such as 1h.")
     ] = None,
-    keep: Annotated[str | None, option("Delete events older than this: 90d.")] = None,
+    keep: Annotated[str | None, option("Delete events older than this, such as 90d.")] = None,
     access_log: Annotated[
         bool | None, option("Log a line per request.", "--access-log/--no-access-log")
     ] = None,
     open_page: Annotated[bool, option("Open the page in a browser.", "--open")] = False,
     demo: Annotated[
-        bool, option("Serve two models of MovieLens 100K to look around, plain and with DAN.")
+        bool, option("Serve two demo models of MovieLens 100K, plain and with DAN.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -123,7 +123,7 @@ def serve(
 
 @declare(app, "experiment", "equipoise experiment dial --store sqlite:///equipoise.db")
 def experiment(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the experiment.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the experiment.")],
     store: StoreUrl = None,
     tenant: NoTenant = None,
     within: Annotated[str, option("Time after a list in which a click counts.")] = "1d",
@@ -177,9 +177,11 @@ def replay(
     model: Saved,
     store: StoreUrl = None,
     rules: Annotated[
-        Path | None, option("TOML file of rules in place of those of the requests.")
+        Path | None, option("TOML file of rules, instead of those of the requests.")
     ] = None,
-    alpha: Annotated[float | None, option("Popularity dial in place of that requested.")] = None,
+    alpha: Annotated[
+        float | None, option("Popularity dial, instead of the requested one.")
+    ] = None,
     since: Annotated[str | None, option("Date or time of the first list.")] = None,
     within: Annotated[str, option("Time after a list in which a click counts.")] = "1d",
     as_json: Json = False,
@@ -257,7 +259,9 @@ def model_shares(texts: list[str]) -> dict[str, float] | None:
         try:
             shares[name] = positive("share", float(share))
         except ValueError as error:
-            raise SettingError(f"--share takes MODEL=SHARE, as dan=0.5; got {text!r}") from error
+            raise SettingError(
+                f"--share takes MODEL=SHARE, such as dan=0.5; got {text!r}"
+            ) from error
     return shares or None
 
 

@@ -52,7 +52,9 @@ class ModelOptions:
     model: Annotated[ModelName | None, model_option("Model. [ease]", "--model", "-m")] = None
     l2: Annotated[str | None, model_option("Ridge penalty: a number or auto.", "--l2")] = None
     dropout: Annotated[str | None, model_option("Dropout rate, 0 to 0.9, or auto.")] = None
-    diag_bound: Annotated[str | None, model_option("Diagonal of rlae and rdlae, 0 to 1.")] = None
+    diag_bound: Annotated[
+        str | None, model_option("Bound of the diagonal (rlae, rdlae), 0 to 1.")
+    ] = None
     normalizer: Annotated[
         NormalizerName | None, model_option("Normalization. [none]", "--normalizer", "-n")
     ] = None
@@ -83,7 +85,7 @@ class ModelOptions:
         ),
     ] = None
     trend: Annotated[
-        Literal["none"] | None, model_option("none: recent popularity has no part in the scores.")
+        Literal["none"] | None, model_option("none: leave recent popularity out of the scores.")
     ] = None
     trend_half_life: Annotated[
         str | None, model_option("Half-life of a use in recent popularity. [7d]")
@@ -99,7 +101,7 @@ class ModelOptions:
         model_option("How recent popularity changes the scores. [multiply]"),
     ] = None
     event_weights: Annotated[
-        str | None, model_option("Weight per kind of event: view=1,buy=10.")
+        str | None, model_option("Weight of each event type, such as view=1,buy=10.")
     ] = None
     returns: Annotated[
         Literal["net", "negative", "ignore"] | None,
@@ -114,7 +116,9 @@ class ModelOptions:
     ] = None
     setting: Annotated[
         list[str] | None,
-        model_option("Any Python setting: n_factors=256, decay_time=none. Repeatable.", "--set"),
+        model_option(
+            "Any Python setting, such as n_factors=256 or decay_time=none; repeatable.", "--set"
+        ),
     ] = None
 
     @property
@@ -240,7 +244,7 @@ class ModelOptions:
         }
         if self.trend is not None and settings:
             raise SettingError(
-                "--trend none excludes the other options of a trend; leave them out"
+                "--trend none cannot be combined with other trend options; leave them out"
             )
         return Trend(**settings) if settings else None
 
@@ -367,13 +371,15 @@ class SearchOptions:
     criterion: Annotated[
         Literal["time", "leave-one-out"] | None,
         search_option(
-            "What measures settings on DATA: time, the periods after several cuts; leave-one-out, "
-            "training users left out of the fit. [time if DATA has times]"
+            "How settings are compared on DATA: time, on the periods after several cuts; "
+            "leave-one-out, on training users left out of the fit. [time if DATA has times]"
         ),
     ] = None
     horizon: Annotated[
         str | None,
-        search_option("Length of a period (--criterion time): 7d. [a tenth of the events]"),
+        search_option(
+            "Length of a period (--criterion time), such as 7d. [a tenth of the events]"
+        ),
     ] = None
     folds: Annotated[
         int | None, search_option("Number of periods (--criterion time). [3, or as many as fit]")

@@ -123,10 +123,10 @@ def _weights(settings: Config | None) -> Mapping[str, float]:
 def export_events(
     out: Annotated[Path, typer.Argument(metavar="FILE", help="*.ndjson or *.parquet; - prints.")],
     store: StoreUrl = None,
-    user: Annotated[str | None, option("Events of this user.")] = None,
-    item: Annotated[str | None, option("Events on this item.")] = None,
-    since: Annotated[str | None, option("Date or time of the first event.")] = None,
-    until: Annotated[str | None, option("Date or time after the last event.")] = None,
+    user: Annotated[str | None, option("Only events of this user.")] = None,
+    item: Annotated[str | None, option("Only events on this item.")] = None,
+    since: Annotated[str | None, option("Only events from this date or time on.")] = None,
+    until: Annotated[str | None, option("Only events before this date or time.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write the events of the store to a file that `import` and `equipoise fit` read."""

@@ -98,7 +98,7 @@ def _as_declared(column: pl.Series, declared: str, comma: bool) -> tuple[pl.Seri
     if declared in ("category", "text"):
         if nested or column.dtype in (pl.Struct, pl.Binary, pl.Object):
             raise DataError(
-                f"column {name!r} holds {column.dtype}, no {declared}; tell another kind"
+                f"column {name!r} holds {column.dtype}, not {declared}; pass another kind"
             )
         return column.cast(pl.String), declared
     if declared == "list":
@@ -108,19 +108,19 @@ def _as_declared(column: pl.Series, declared: str, comma: bool) -> tuple[pl.Seri
         vectors = _vectors(column if nested else _parsed_lists(column.cast(pl.String), float))
         if vectors is None:
             raise DataError(
-                f"column {name!r} holds no vectors: each cell must be a list of the same number "
-                "of numbers"
+                f"column {name!r} does not hold vectors: each cell must be a list of numbers, "
+                "all of the same length"
             )
         return vectors, declared
     if nested:
-        raise DataError(f"column {name!r} holds {column.dtype}, no {declared}; tell another kind")
+        raise DataError(f"column {name!r} holds {column.dtype}, not {declared}; pass another kind")
     out = _numbers(column, comma) if declared == "number" else _moments(column, declared)
     wrong = out.is_null() & ~_is_blank(column)
     if wrong.any():
         shown = column.filter(wrong)[0]
         raise DataError(
-            f"column {name!r} of the catalogue: {shown!r} is no {_described(declared)}; correct "
-            "it or tell another kind"
+            f"column {name!r} of the catalogue: {shown!r} is not a {_described(declared)}; "
+            "correct it or pass another kind"
         )
     return out, "number" if declared == "number" else "date"
 

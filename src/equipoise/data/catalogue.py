@@ -255,7 +255,7 @@ def read_catalogue(index: IdIndex, options: ReadOptions, notes: list[str]) -> Ca
         frame = _joined_tables(frame, table.frame)
     name = " and ".join(dict.fromkeys(source.name for source in sources))
     attributes, decided, title = _decide(frame.drop(ITEM), tables, sources, options)
-    also = "" if options.title is not None or len(decided) == 1 else "; title= for another"
+    also = "" if options.title is not None or len(decided) == 1 else "; pass title= for another"
     titles = "without a column of titles" if title is None else f"titles from its column {title!r}"
     notes.append(f"catalogue from {name}, {titles}{also}")
     catalogue = _matched(frame[ITEM], attributes, decided, index, name, notes)
@@ -269,7 +269,7 @@ def _keyed(source: Source, index: IdIndex, options: ReadOptions, notes: list[str
     attribute_names = [name for name in source.columns if name != key]
     if not attribute_names:
         raise DataError(
-            f"{source.name} has no column beside {key!r}; a catalogue needs attributes"
+            f"{source.name} has no column other than {key!r}; a catalogue needs attributes"
         )
     table = source.load([key], attribute_names)
     keys = _same_type(index, table.frame[key], table.written)
@@ -280,11 +280,11 @@ def _keyed(source: Source, index: IdIndex, options: ReadOptions, notes: list[str
     frame = frame.with_columns(keys.alias(ITEM)).filter(keys.is_not_null())
     if frame.height < table.frame.height:
         lost = table.frame.height - frame.height
-        notes.append(f"{lost:,} rows of {source.name} left out, whose {key!r} is no item id")
+        notes.append(f"left out {lost:,} rows of {source.name} whose {key!r} is not an item id")
     unique = frame.unique(subset=[ITEM], keep="first", maintain_order=True)
     if unique.height < frame.height:
         repeats = frame.height - unique.height
-        notes.append(f"{repeats:,} repeated items of the catalogue ignored, the first kept")
+        notes.append(f"ignored {repeats:,} repeated items of the catalogue; the first row counts")
     table.frame = unique
     return table
 
@@ -367,7 +367,9 @@ def _check_types(declared: Mapping[str, str], names: Sequence[str], title: str |
         if name not in names:
             near = get_close_matches(name, names, n=1)
             known = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names)}"
-            raise DataError(f"the catalogue has no column {name!r} to be a {kind}; {known}")
+            raise DataError(
+                f"catalogue_types names the column {name!r}, which the catalogue lacks; {known}"
+            )
         if kind == SKIP and name == title:
             raise SettingError(f"{name!r} is the title; to leave it out, pass title= with another")
 
@@ -386,7 +388,7 @@ def _matched(
     missing = int((places < 0).sum())
     if len(index) and missing == len(index):
         raise DataError(
-            f"{name}: it has none of the items; check that its column of ids holds ids such as "
+            f"{name} has none of the items; check that its id column holds ids such as "
             f"{index.values.tolist()[0]!r}, or pass catalogue_id= with another column"
         )
     if missing:

@@ -154,7 +154,7 @@ def _type_column(
     hits = [name for name in spelled_like(source.columns, "type") if name not in used]
     if len(hits) != 1:
         return None
-    notes.append(f"column {hits[0]!r} read as the type of each event; type=False leaves it out")
+    notes.append(f"column {hits[0]!r} is read as the event type; type=False ignores it")
     return hits[0]
 
 
@@ -381,7 +381,7 @@ def _from_floats(
     text = "give the ids as integers or text"
     bad.refuse(broken, column.name, f"is not a whole number, so not {A[axis]} id", text)
     large = (np.abs(values) >= 2.0**bits) & ~broken
-    reason = f"is {A[axis]} id in a float column beyond 2^{bits}, where integers run together"
+    reason = f"is {A[axis]} id in a float column beyond 2^{bits}, where floats are not exact"
     bad.refuse(large, column.name, reason, text)
     integers = pl.Series(column.name, np.where(broken | large, 0, values).astype(np.int64))
     return integers, [f"{axis} ids {column.name!r} were floats without fractions, now integers"]
@@ -468,7 +468,7 @@ def _numbers_in_text(column: pl.Series, bad: BadRows) -> pl.Series:
         reason = "is a number whose comma may mean thousands or decimals"
         bad.refuse(comma.to_numpy(), column.name, reason, remedy)
         return numbers
-    bad.table.notes.append(f"the commas in {column.name!r} are decimal commas")
+    bad.table.notes.append(f"commas in {column.name!r} are read as decimal commas")
     return text.str.replace(",", ".", literal=True).cast(pl.Float64, strict=False)
 
 
@@ -510,7 +510,7 @@ def time_column(
         if digits is not None:
             integers = pl.Series(values).fill_nan(None).cast(pl.Int64)
             values = formed(integers.cast(pl.String), digits)
-            description = "dates in digits, such as 20240131; time_unit= if they are not"
+            description = "dates in digits, such as 20240131; pass time_unit= if they are not"
     remedy = "use seconds since 1970 or ISO dates, or pass time=False"
     if form is not None:
         zeros = "" if _pattern(form) is None else ", with its zeros"
@@ -542,7 +542,7 @@ def _text_of_times(column: pl.Series, form: str, bad: BadRows) -> pl.Series:
             return text
         column = column.cast(pl.Float64).fill_nan(None)
         broken = ((column != column.floor()) | ~column.is_finite()).fill_null(False)
-        reason = f"is not a whole number, so no time of the form {form}"
+        reason = f"is not a whole number, so not a time of the form {form}"
         bad.refuse(broken.to_numpy(), name, reason, "give the times as text")
         text = column.set(broken, None).cast(pl.Int64, strict=False).cast(pl.String)
     if form == "%s":
@@ -550,8 +550,8 @@ def _text_of_times(column: pl.Series, form: str, bad: BadRows) -> pl.Series:
     width = _width(form)
     if width is None:
         raise SettingError(
-            f"column {name!r} holds {kind}, of which time_format={form!r} cannot tell the digits "
-            "apart; give the times as text, or a form of digits alone such as '%d%m%Y'"
+            f"column {name!r} holds {kind}, and numbers cannot be split by "
+            f"time_format={form!r}; give the times as text, or a form of digits such as '%d%m%Y'"
         )
     return text.str.zfill(width)
 
@@ -601,8 +601,7 @@ def formed(text: pl.Series, form: str) -> Floats:
     except pl.exceptions.PolarsError as error:
         reason = str(error).splitlines()[0]
         raise SettingError(
-            f"time_format {form!r} is no form of times: {reason}; a form is such as "
-            "'%d.%m.%Y %H:%M'"
+            f"time_format {form!r} is not valid: {reason}; a valid one is '%d.%m.%Y %H:%M'"
         ) from error
     return _filled(moments.dt.epoch("us").cast(pl.Float64) / 1e6)
 

@@ -75,7 +75,7 @@ class Events:
             raise DataError("the offsets of events must be a list that starts with 0")
         if (offsets[1:] < offsets[:-1]).any() or offsets[-1] != len(self.items):
             raise DataError(
-                "the offsets of events must not fall and must end at the number of events, "
+                "the offsets of events must not decrease and must end at the number of events, "
                 f"{len(self.items)}"
             )
         for name in COLUMNS:
@@ -88,9 +88,7 @@ class Events:
             if not np.isfinite(self.times).all():
                 raise DataError("times must be finite")
             if not _in_order(self.times, offsets):
-                raise DataError(
-                    "the times of a user's events must not fall; put the events in order"
-                )
+                raise DataError("the times of a user's events must not decrease; sort the events")
         if self.weights is not None and not np.isfinite(self.weights).all():
             raise DataError("the weights of events must be finite")
         if self.types is not None and len(self.types):

@@ -126,7 +126,7 @@ class IdIndex:
         times = np.bincount(positions, minlength=1)
         if times.max() > 1:
             twice = self.values.tolist()[int(times.argmax())]
-            raise DataError(f"{self.axis} {twice!r} is asked for twice; name it once")
+            raise DataError(f"{self.axis} {twice!r} is requested twice; name it once")
         return unchecked(self.values[positions], self.axis)
 
     def to_series(self) -> pl.Series:

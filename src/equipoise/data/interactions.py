@@ -662,9 +662,7 @@ def _kind_note(before: IdIndex, after: IdIndex) -> list[str]:
     """Return a note, also logged as a warning, if integer ids became text."""
     if not len(before) or after.kind == before.kind:
         return []
-    note = (
-        f"the {after.axis} ids were integers and are text now, because added ids are no integers"
-    )
+    note = f"the {after.axis} ids were integers and are text now: some added ids are not integers"
     logger.warning("%s", note)
     return [note]
 
@@ -684,7 +682,7 @@ def _joined_events(
     ordered = [side.ordered for side in sides]
     for name, present in (("times were", timed), ("the order of events was", ordered)):
         if any(present) and not all(present):
-            notes.append(f"{name} left out of a union, because one side has none")
+            notes.append(f"{name} dropped from the union, because one side has none")
     typed = any(side.types is not None for side in sides)
     for at, side in enumerate(sides):
         changes: dict[str, Any] = {} if all(timed) else {"times": None}

@@ -92,14 +92,14 @@ class ReadOptions:
                 raise SettingError(f"{name} needs a {column} column, but {column} is False")
         if self.time_format is not None and self.time_unit is not None:
             raise SettingError(
-                "time_format and time_unit exclude one another: times have a form or are numbers"
+                "time_format and time_unit cannot be combined: times are text or numbers"
             )
         if self.gap is not None:
             period("gap", self.gap)
         if self.session is not None and self.gap is not None:
-            raise SettingError("session and gap exclude one another: give the column or the pause")
+            raise SettingError("session and gap cannot be combined: give the column or the pause")
         if self.session is not None and self.user is not None:
-            raise SettingError("session takes the place of user; give only one of the two")
+            raise SettingError("session replaces user; give only one of the two")
         if self.separator not in (None, "::") and len(self.separator.encode()) != 1:
             raise SettingError(f"separator must be one character or '::', got {self.separator!r}")
         for name in ("quote", "escape"):
@@ -108,8 +108,8 @@ class ReadOptions:
                 raise SettingError(f"{name} must be one character or '' for none, got {value!r}")
         if self.escape and (self.quote == "" or self.escape == (self.quote or '"')):
             raise SettingError(
-                "escape is of quotation marks within quoted fields and another character than "
-                "quote; doubled marks need no escape"
+                "escape must differ from quote: it marks quotation marks within quoted fields; "
+                "doubled marks need no escape"
             )
         try:
             "".encode(self.encoding)
@@ -146,7 +146,7 @@ class ReadOptions:
             if not isinstance(kind, str) or (kind not in known and "%" not in kind):
                 raise SettingError(
                     f"the type of {name!r} must be one of {', '.join(known)}, or the form of its "
-                    f"dates such as '%d/%m/%Y', got {kind!r}"
+                    f"dates, such as '%d/%m/%Y', got {kind!r}"
                 )
 
     def refuse_text(self, source: str, *, catalogue_is_file: bool) -> None:

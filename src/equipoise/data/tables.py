@@ -179,7 +179,7 @@ def check_one_schema(files: Sequence[str], columns: Sequence[Sequence[str]]) -> 
         if sorted(names) != sorted(columns[0]):
             raise DataError(
                 f"{file} has the columns {', '.join(names)} where {files[0]} has "
-                f"{', '.join(columns[0])}; parts need one schema"
+                f"{', '.join(columns[0])}; parts need the same columns"
             )
 
 
@@ -240,7 +240,9 @@ def _lazy(source: pl.LazyFrame, name: str) -> Source:
         try:
             return query()
         except (pl.exceptions.PolarsError, OSError) as error:
-            raise DataError(f"the lazy frame cannot be read: {error}; mend its query") from error
+            raise DataError(
+                f"the lazy frame cannot be read: {error}; correct its query"
+            ) from error
 
     def load(names: list[str], ids: Collection[str]) -> Table:
         return Table(attempt(source.select(names).collect), row_of(name))
@@ -262,7 +264,7 @@ def _narwhals(source: Any, name: str) -> Source:
             f"or a list of (user, item) pairs{also}"
         ) from None
     except Exception as error:  # narwhals has its own errors, such as for repeated column names
-        raise DataError(f"{name} cannot be read: {error}; change it before") from error
+        raise DataError(f"{name} cannot be read: {error}; convert it first") from error
 
     def load(names: list[str], ids: Collection[str]) -> Table:
         chosen = frame.select(names)
@@ -320,7 +322,9 @@ def _rows(rows: Sequence[Any]) -> Source:
         )
     for number, row in enumerate(rows, 1):
         if not isinstance(row, (list, tuple)) or len(row) != width:
-            raise DataError(f"the list, row {number}: {row!r} should have {width} values; mend it")
+            raise DataError(
+                f"the list, row {number}: {row!r} should have {width} values; correct it"
+            )
     names = ("user", "item", "weight", "time")
     columns = zip(names, zip(*rows, strict=True), strict=False)
     return frame_source("the list", pl.DataFrame([series(list(v), key) for key, v in columns]))
@@ -350,7 +354,7 @@ def series(values: list[Any], name: str, locate: Locate | None = None) -> pl.Ser
             return pl.Series(name, [None if v is None else str(v) for v in values], pl.String)
         except UnicodeEncodeError as error:
             raise DataError(
-                f"column {name!r} holds {error.object!r}, which is no Unicode text; correct it"
+                f"column {name!r} holds {error.object!r}, which is not valid Unicode; correct it"
             ) from error
     if kinds <= {bool, np.bool_}:
         return pl.Series(name, [None if v is None else bool(v) for v in values], pl.Boolean)

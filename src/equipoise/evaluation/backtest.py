@@ -578,15 +578,15 @@ def verdict(periods: Mapping[str, Sequence[float]], name: str, metric: str = MET
     error = spread_between(gaps) / math.sqrt(len(gaps))
     if abs(figure - rival) <= error:
         return (
-            f"{name} ({metric} {figure:.4f}) and {best} ({rival:.4f}) are level within chance: "
-            f"{best} alone would do"
+            f"{name} ({metric} {figure:.4f}) and {best} ({rival:.4f}) differ no more than by "
+            f"chance: {best} alone would do"
         )
     if figure > rival:
         gain = f" by {figure / rival - 1:.0%}" if rival > 0 else ""
         return f"{name} ({metric} {figure:.4f}) is ahead of {best} ({rival:.4f}){gain}"
     return (
-        f"do not deploy {name} for new items as it is: {best} ({metric} {rival:.4f}) is ahead of "
-        f"it ({figure:.4f}) by {1 - figure / rival:.0%}"
+        f"do not deploy {name} as it is: {best} ({metric} {rival:.4f}) is ahead of it "
+        f"({figure:.4f}) by {1 - figure / rival:.0%}"
     )
 
 

@@ -208,7 +208,7 @@ def _as_ids(column: pl.Series, index: IdIndex, name: str) -> pl.Series:
         except pl.exceptions.PolarsError:  # integers beyond 2^63
             wrong = kind
     known = "integers" if index.kind == pl.Int64 else "text"
-    shown = str(wrong) if wrong is kind else f"{wrong!r}, which is no such id"
+    shown = str(wrong) if wrong is kind else f"{wrong!r}, which is not such an id"
     raise DataError(
         f"{name}: the {index.axis} ids of the part are {known}, and the column {column.name!r} "
         f"holds {shown}; use the ids of the data"

@@ -19,7 +19,7 @@ from equipoise.runtime.machine import check_polars
 
 KIND = "equipoise-result"
 VERSION = 1
-TUNED = "tuned on the part it is measured on: too good for what new users will see"
+TUNED = "tuned on the part it is measured on, so too optimistic for new users"
 SCHEMA: dict[str, type[pl.DataType]] = {
     "metric": pl.String,
     "k": pl.Int64,
@@ -32,10 +32,10 @@ SCHEMA: dict[str, type[pl.DataType]] = {
 FRAMES = ("table", "per_user")
 LEFT_OUT = {
     "leave-one-out": "each user was left out of the fit, exactly, while it was ranked",
-    "leave-items-out": "the items to find were left out of the fit, exactly, user by user",
+    "leave-items-out": "the held-out items were left out of the fit, exactly, user by user",
 }
 COMPANION = "the low-pass companion was fitted without groups of users, at most a tenth at a time"
-REPEATED = {"all": ", known items to be found too", "again": ", known items only to be found"}
+REPEATED = {"all": ", targets include known items", "again": ", targets are known items"}
 
 
 @dataclass(frozen=True, eq=False)

@@ -383,7 +383,7 @@ def _log_uneven_weights(data: Interactions) -> None:
     weights = data.matrix.data
     if len(weights) and weights.max() > UNEVEN and weights.max() > UNEVEN * np.median(weights):
         logger.info(
-            "weights of pairs go up to %g and count as they are; signals (log1p, or binary for "
-            "none) often rank better",
+            "weights of pairs go up to %g and are used as they are; signals with the transform "
+            "log1p or binary often rank better",
             weights.max(),
         )

@@ -493,7 +493,7 @@ def _projected(cells: pl.Series, mean: Floats, directions: Floats) -> Cells:
         if len(rows):
             raise DataError(
                 f"the vectors of column {cells.name!r} have {vectors.shape[1]} numbers, those of "
-                f"the fit {len(mean)}; use the same model for all items"
+                f"the fit {len(mean)}; use the same embedding model for all items"
             )
         rows, vectors = rows[:0], np.empty((0, len(mean)))
     inner = (vectors - mean) @ directions.T

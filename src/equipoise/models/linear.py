@@ -233,7 +233,7 @@ class LinearAutoencoder(Recommender):
         fitted.solution_.require("reuse")
         signals = self.signals
         if signals != fitted.signals and not (signals and signals.same_training(fitted.signals)):
-            raise SettingError("reuse needs the same signals: they are in the solve")
+            raise SettingError("reuse needs the same signals, because the solve depends on them")
         self._raw_data = fitted.data_
         normalizer = self.normalizer.resolve(data)
         numbers = self._numbers(data, normalizer)
@@ -259,14 +259,16 @@ class LinearAutoencoder(Recommender):
         )
         if features is None:
             if solved_weight:
-                raise SettingError("reuse needs the same features: they are in the solve")
+                raise SettingError(
+                    "reuse needs the same features, because the solve depends on them"
+                )
             return None
         weight = solved_weight if features.strength == "auto" else float(features.strength)
         again = ItemFeatures.of(replaced(features, strength=weight), data)
         if weight != solved_weight or (
             fitted_features is not None and weight and not again.same_rows(fitted_features)
         ):
-            raise SettingError("reuse needs the same features: they are in the solve")
+            raise SettingError("reuse needs the same features, because the solve depends on them")
         return again
 
     @atomic
@@ -586,8 +588,8 @@ class LinearAutoencoder(Recommender):
         _ = self._fitted
         if self.item_features_ is None:
             raise SettingError(
-                f"this {type(self).__name__} does not know what describes items; fit it with "
-                "features=eq.Features()"
+                f"this {type(self).__name__} has no features to describe new items by; fit it "
+                "with features=eq.Features()"
             )
         weighed, raw = self.interactions_, self.data_
         self._raw_data = raw.with_items_described(items)

@@ -510,7 +510,7 @@ def _check_name(name: Any, known: Sequence[str], where: str) -> None:
     if name not in known:
         near = get_close_matches(str(name), known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-        raise SettingError(f"{where}: {name!r} is no rule; {hint}")
+        raise SettingError(f"{where}: {name!r} is not a rule; {hint}")
 
 
 def _is_function(selector: Any) -> bool:

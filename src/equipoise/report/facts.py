@@ -293,7 +293,7 @@ def _stored_forecast(model: Recommender) -> dict[str, Any] | None:
     periods = estimate["periods"]
     others = estimate["yardsticks"].items()
     return {
-        "origin": "measured when its settings were chosen, those of each period on the others",
+        "origin": "measured when the settings were chosen, those of each period on the others",
         "metric": metric,
         **{name: figure[name] for name in ("value", "low", "high")},
         "periods": [{"days": days} for days in periods],
@@ -322,7 +322,7 @@ def _forecast_facts(tested: Backtest) -> dict[str, Any]:
     value, error = tested.value(metric), tested.error(metric)
     shares = ("unknown_items", "unknown_users", "repeated")
     return {
-        "origin": "the model with its settings, fitted again before each period",
+        "origin": "the model with its settings, refitted before each period",
         "metric": metric,
         "value": value,
         "low": max(value - 2 * error, 0.0),

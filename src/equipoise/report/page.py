@@ -169,7 +169,7 @@ def check_page(path: str | os.PathLike[str]) -> None:
     if file.is_dir():
         raise DataError(f"{file} is a folder; give the path of an HTML file")
     if not file.absolute().parent.is_dir():
-        raise DataError(f"there is no folder {file.absolute().parent}; make it first")
+        raise DataError(f"the folder {file.absolute().parent} does not exist; create it first")
 
 
 def _write(path: str | os.PathLike[str], text: str) -> None:

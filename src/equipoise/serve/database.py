@@ -276,8 +276,8 @@ class Database:
                 if self._file.reported != missing:
                     self._file.reported = missing
                     logger.error(
-                        "%s was removed while the event store used it: what was accepted lately "
-                        "is not on disk, and nothing more is accepted. %s",
+                        "%s was removed while the event store used it: recently accepted events "
+                        "are not on disk, and no more are accepted. %s",
                         missing,
                         f"Stop the service, put a backup of {path} in its place, start again"
                         if missing == path
@@ -287,8 +287,8 @@ class Database:
             if self._file.is_in_place():
                 return
             logger.error(
-                "another file stands in the place of %s: what was accepted into the old one is "
-                "not in it. The service goes on with the new one",
+                "%s was replaced by another file: events accepted into the old one are not in "
+                "it. The service continues with the new one",
                 path,
             )
             self._write.dispose()
@@ -462,7 +462,7 @@ class Watchdog:
 
 
 def _shut_down(descriptor: int) -> None:
-    logger.warning("the event store stays silent; the connection is cut off")
+    logger.warning("the event store does not answer; closing the connection")
     with socket.socket(fileno=os.dup(descriptor)) as silent, suppress(OSError):
         silent.shutdown(socket.SHUT_RDWR)
 
@@ -482,7 +482,9 @@ class Writer:
         done: Future[Any] = Future()
         with self._changing:
             if self._stopped:
-                raise StoreError("the service stops and takes no more writes; send it again")
+                raise StoreError(
+                    "the service is stopping and accepts no more writes; send it again"
+                )
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="store", daemon=True)
                 self._thread.start()

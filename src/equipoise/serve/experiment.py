@@ -162,9 +162,9 @@ def _verdict(test: Mapping[str, Any], rates: Mapping[str, Floats]) -> str:
     if not (rates[model].any() or rates[baseline].any()):
         return "too few clicks to tell: there are none"
     if test["p_adjusted"] > ALPHA:
-        return f"no difference found; one below {test['detectable']:.2g} would often be missed"
+        return f"no difference found; one below {test['detectable']:.2g} would often go undetected"
     better = "more" if test["difference"] > 0 else "less"
-    return f"{model} is clicked {better} than {baseline}"
+    return f"{model} is clicked {better} often than {baseline}"
 
 
 def check_shares(
@@ -201,11 +201,11 @@ def check_shares(
     p = float(min(holm(p_values))) if p_values else 1.0
     counts = ", ".join(f"{model} {users[model]:,}" for model in users)
     planned = ", ".join(f"{model} {total * share:,.0f}" for model, share in expected.items())
-    verdict = "users are spread as the shares say"
+    verdict = "the numbers of users match the shares"
     if p < RATIO_ALPHA:
         verdict = (
-            f"users are not spread as the shares say: {counts}, expected {planned}; do not trust "
-            "the comparison before you know why"
+            f"the numbers of users do not match the shares: {counts}, expected {planned}; do not "
+            "trust the comparison before you know why"
         )
     return {"expected": expected, "p": p, "verdict": verdict}
 

@@ -63,7 +63,9 @@ Plains = Annotated[list[Plain], Field(fail_fast=True)]
 Name = Annotated[str, StringConstraints(strict=True, max_length=64)]
 # Ids leave as text: a JSON number above 2^53 is rounded by JavaScript and much else.
 IdKind = Literal["integer", "text"]
-ITEM_IDS = Field(description="What the ids of the items are in the table; here they are text.")
+ITEM_IDS = Field(
+    description="Type of the item ids in the training data; answers have them as text."
+)
 FIELDS = 64  # of a body or a filter, at most
 
 
@@ -88,10 +90,12 @@ class Who(Body):
     user: Id | None = Field(
         default=None, description="A user: the training history and live events."
     )
-    history: Ids | None = Field(default=None, description="Items of any user.")
+    history: Ids | None = Field(default=None, description="Items of a history.")
     session: Ids | None = Field(default=None, description="Items in the order of the clicks.")
-    model: Name | None = Field(default=None, description="Name of the model to ask.")
-    alpha: Dial | None = Field(default=None, description="The popularity dial; larger, more tail.")
+    model: Name | None = Field(default=None, description="Name of the model.")
+    alpha: Dial | None = Field(
+        default=None, description="Popularity dial; larger favours the tail."
+    )
 
     @model_validator(mode="after")
     def _check_one(self) -> Who:
@@ -104,7 +108,7 @@ class Recommend(Who):
     """Request for a list."""
 
     k: Length = Field(default=20, description="Length of the list.")
-    offset: Offset = Field(default=0, description="Places to skip, for the next page.")
+    offset: Offset = Field(default=0, description="Ranks to skip, for the next page.")
     # not `default=[]`, which pydantic would copy for each request
     exclude: Ids = Field(
         default_factory=list,
@@ -160,24 +164,22 @@ class NewEvent(Body):
     user: Id
     item: Id
     id: Text | None = Field(
-        default=None, description="Makes a replay harmless; made up if left out."
+        default=None, description="Makes a repeated request harmless; generated if left out."
     )
     type: Name = Field(
         default="view",
         description="A type with a weight in the settings or in the signals of a model.",
     )
     weight: Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)] | None = Field(
-        default=None, description="In place of the type's; below 0 it is a dislike."
+        default=None, description="Overrides that of the type; below 0 it is a dislike."
     )
     time: Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)] | None = Field(
         default=None, description="Seconds since 1970; now if left out."
     )
     mark: Literal["seen"] | None = Field(
-        default=None, description='"seen": only shown, so it is no part of the history.'
+        default=None, description='"seen": the item was only shown and does not join the history.'
     )
-    list_id: Text | None = Field(
-        default=None, description="The list of a recommendation it came from."
-    )
+    list_id: Text | None = Field(default=None, description="Id of the list that led to the event.")
 
     @model_validator(mode="after")
     def _no_nul(self) -> NewEvent:
@@ -236,7 +238,9 @@ class Item(BaseModel):
     item: str
     title: str
     rank: int
-    score: float | None = Field(description="null for a popular item, or one only pinned.")
+    score: float | None = Field(
+        description="null for a popular item, and for a pinned one without a score."
+    )
     tail: bool = Field(description="Not among the fifth of the items with most users.")
     users: int = Field(description="Training users of the item.")
     reasons: list[Reason] | None = None
@@ -254,7 +258,7 @@ class Answered(BaseModel):
 class Recommended(Answered):
     """A list."""
 
-    list_id: str = Field(description="Its id; events may name it.")
+    list_id: str = Field(description="Id of the list; events may refer to it.")
     user: str | None
     alpha: float | None
     experiment: str | None
@@ -299,7 +303,7 @@ class TrendingItem(BaseModel):
     item: str
     title: str
     rank: int
-    recent_users: float = Field(description="Its users, each counted by the age of the last use.")
+    recent_users: float = Field(description="Users, each counted by the age of the last use.")
     users: int = Field(description="Training users of the item.")
     tail: bool
 
@@ -310,8 +314,8 @@ class Trending(BaseModel):
     model: str
     version: str
     item_ids: IdKind = ITEM_IDS
-    half_life: float = Field(description="Age in seconds at which a use counts half.")
-    time: float | None = Field(description="The last use, at which ages are 0.")
+    half_life: float = Field(description="Age in seconds at which a use counts one half.")
+    time: float | None = Field(description="Time of the last use, from which ages are measured.")
     items: list[TrendingItem]
 
 
@@ -382,7 +386,7 @@ class Users(BaseModel):
     """Training users."""
 
     total: int
-    user_ids: IdKind = Field(description="What the ids of the users are in the table.")
+    user_ids: IdKind = Field(description="Type of the user ids in the training data.")
     users: list[str]
 
 
@@ -447,7 +451,9 @@ class Forecast(BaseModel):
     """Quality to expect after the last event, measured on earlier slices of time."""
 
     values: dict[str, dict[str, float]] = Field(description="Figures and intervals by metric.")
-    yardsticks: dict[str, float] = Field(description="The same figure of simple rivals, by name.")
+    yardsticks: dict[str, float] = Field(
+        description="The same figure of simple baselines, by name."
+    )
     verdict: str | None = Field(description="Whether the model is better than these.")
 
 
@@ -460,7 +466,7 @@ class ModelFacts(BaseModel):
     summary: str
     users: int
     items: int
-    user_ids: IdKind = Field(description="What the ids of the users are in the table.")
+    user_ids: IdKind = Field(description="Type of the user ids in the training data.")
     item_ids: IdKind = ITEM_IDS
     interactions: int
     fitted: float

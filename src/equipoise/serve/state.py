@@ -833,7 +833,7 @@ class State:
                 models = {name: self._renew(served) for name, served in self.models.items()}
             except (EquipoiseError, OSError, ValueError) as error:
                 logger.error("reload refused: %s", error)
-                raise DataError("a model could not be loaded; the old ones go on") from error
+                raise DataError("a model could not be loaded; the old ones stay in use") from error
             self.models, self._catalogues = models, {}
             return {name: served.version for name, served in models.items()}
 

@@ -52,7 +52,9 @@ def as_stored(
     for number, event in enumerate(new, start=first):
         when = now if event.time is None else event.time
         if when > now + DAY:
-            raise SettingError("an event lies more than a day ahead; times are seconds since 1970")
+            raise SettingError(
+                "an event is more than a day in the future; times are seconds since 1970"
+            )
         if event.mark is not None:
             marks.append(Mark(event.user, event.item, when))
             continue

@@ -89,8 +89,8 @@ class LiveTrend:
         half_life = half_life_of(model)
         if half_life is None:
             raise DataError(
-                "what is popular lately is not known: the training data of this model have no "
-                "times; fit it to data with a time column"
+                "recent popularity is unknown: the training data of this model have no times; fit "
+                "it to data with a time column"
             )
         assert events is not None
         assert events.times is not None

@@ -39,7 +39,7 @@ def find_device(name: str) -> Any:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
-            raise SettingError(f"device {name!r} is not there; torch sees {count} CUDA devices")
+            raise SettingError(f"device {name!r} does not exist; torch sees {count} CUDA devices")
     return device
 
 

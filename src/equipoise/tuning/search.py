@@ -623,7 +623,7 @@ class Search:
             solve = self.solve(outer)
         except SolveError as error:
             settings = in_words({"model": "", **outer})
-            logger.warning("the solve with%s failed, and the search goes on: %s", settings, error)
+            logger.warning("the solve with%s failed; the search continues: %s", settings, error)
             seconds = time.perf_counter() - start
             failed = {"points": [], "seconds": seconds, "failed": str(error), "outer": outer}
             self._store(outer, failed)
@@ -717,7 +717,9 @@ def _sign(name: str) -> float:
     """Return 1 for a metric to maximise, -1 for one to minimise."""
     named, _ = at_cutoff(name)
     if named.base == "diversity" or named.slice in USER_SLICES:
-        raise SettingError(f"{name!r} cannot be tuned for; use one over all users and items")
+        raise SettingError(
+            f"{name!r} cannot be the metric of a search; use one over all users and items"
+        )
     return -1.0 if named.base in LOWER_IS_BETTER else 1.0
 
 
@@ -802,8 +804,8 @@ def _sentence(search: Search, best: Point, points: Sequence[Point]) -> str:
     less = f"{loss:.1f}%" if loss >= 0.05 else "less than 0.1%"
     more = f"{gain:.0f}%" if gain >= 0.5 else "less than 1%"
     return (
-        f"{chosen}: {less} of {names[0]} below the best, which may be chance, was given "
-        f"for {more} of {names[1]}"
+        f"{chosen}: {names[0]} is {less} worse than the best, which may be chance, and "
+        f"{names[1]} is {more} better"
     )
 
 

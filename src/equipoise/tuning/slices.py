@@ -142,8 +142,8 @@ class Forecast:
         ]
         if self.unknown_items >= 0.005:
             lines.append(
-                f"{self.unknown_items:.0%} of what users took then were items that did not exist "
-                "before; no figure here counts them"
+                f"{self.unknown_items:.0%} of the items that users took in these periods did not "
+                "exist before; the figures leave them out"
             )
         return "\n".join(lines)
 

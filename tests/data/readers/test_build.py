@@ -126,7 +126,7 @@ def test_attributes_are_aligned_to_the_items():
     assert data.catalogue.columns == ["title", "year"]
     assert data.catalogue["title"].to_list() == ["Ten", "Two"]
     assert data.label(20) == "Two"
-    assert "1 repeated items of the catalogue ignored, the first kept" in data.notes
+    assert "ignored 1 repeated items of the catalogue; the first row counts" in data.notes
 
 
 def test_a_column_of_attributes_may_be_called_item():
@@ -181,7 +181,7 @@ def test_text_ids_find_their_attributes_in_an_integer_column(tmp_path):
         pytest.param(
             lambda: eq.read(COLUMNS, catalogue={"item": [1, 2], "title": ["a", "b"]}),
             DataError,
-            "the catalogue: it has none of the items",
+            "the catalogue has none of the items",
             id="catalogue of other items",
         ),
         pytest.param(
@@ -193,7 +193,7 @@ def test_text_ids_find_their_attributes_in_an_integer_column(tmp_path):
         pytest.param(
             lambda: eq.read(COLUMNS, catalogue={"item": [10]}),
             DataError,
-            "no column beside 'item'",
+            "no column other than 'item'",
             id="catalogue without a text",
         ),
     ],

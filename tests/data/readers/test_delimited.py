@@ -65,7 +65,7 @@ def test_the_call_of_the_design_works(tmp_path):
     path = str(written(tmp_path, "csv"))
     data = eq.read(path, user="user_id", item="item_id", time="ts", min_rating=4)
     assert data.users.tolist() == ["ann", "bob"]
-    assert "2 of 4 rows have a rating below 4" in data.notes
+    assert "left out 2 of 4 rows that have a rating below 4" in data.notes
 
 
 def test_files_without_a_header_are_read_by_position(tmp_path):
@@ -84,7 +84,7 @@ def test_weights_become_the_matrix_and_add_up(tmp_path):
     data = eq.read(path, weight="plays")
     assert data.matrix.toarray().tolist() == [[3.5, 0], [0, 1]]
     assert "merged 1 repeated pairs, their weights added up" in data.notes
-    assert "1 rows with weight 0 left out" in data.notes
+    assert "left out 1 rows with weight 0" in data.notes
 
 
 def test_repeated_pairs_count_once_and_keep_every_time():
@@ -335,7 +335,7 @@ def test_decimal_commas_are_understood_between_semicolons(tmp_path, name, header
     data = eq.read(path, weight="rating" if header else 2)
     assert data.matrix.toarray().tolist() == [[3.5, 12.75], [0, 4], [0.25, 0]]
     column = "rating" if header else "column 2"
-    assert f"the commas in {column!r} are decimal commas" in data.notes
+    assert f"commas in {column!r} are read as decimal commas" in data.notes
     high = eq.read(path, min_rating=3.5)
     assert high.users.tolist() == [1, 2]
 
@@ -372,4 +372,7 @@ def test_a_first_line_of_words_that_is_taken_as_a_header_is_said(tmp_path):
     path.write_text("ann,tea\nbob,milk\ncleo,salt\n")
     data = eq.read(path, user=0, item=1)
     (note,) = [note for note in data.notes if "header" in note]
-    assert note == "the first line, 'ann', 'tea', is taken as the header; header=False if not"
+    assert (
+        note
+        == "the first line, 'ann', 'tea', is taken as the header; pass header=False if it is not"
+    )

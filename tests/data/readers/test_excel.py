@@ -80,7 +80,7 @@ def test_another_sheet_is_read_by_its_name(tmp_path: Path) -> None:
     views = [("user", "item"), ("a", "x"), ("b", "y")]
     path = workbook(tmp_path / "shop.xlsx", Orders=ORDERS, Views=views)
     assert eq.read(path, sheet="Views").users.tolist() == ["a", "b"]
-    assert "read the sheet 'Orders'; sheet= for another of 'Views'" in eq.read(path).notes
+    assert "read the sheet 'Orders'; pass sheet= for another: 'Views'" in eq.read(path).notes
     with pytest.raises(DataError, match="has no sheet 'Clicks'; it has Orders, Views"):
         eq.read(path, sheet="Clicks")
 

@@ -129,7 +129,7 @@ PAIRS = pl.DataFrame({"user": [1, 2], "item": [1, 2], "ts": [1, 2]})
         ({"a.csv": "user,item\n1,2\n", "b.parquet": PAIRS}, "holds files of several kinds"),
         ({"a.csv": "", "b.csv": ""}, "all 2 parts of .* are empty"),
         ({"a.csv": "user,item\n", "b.csv": "user,item\n"}, "has no rows"),
-        ({"a.csv": "user,item\n1,2\n", "b.csv": "user,at\n1,2\n"}, "parts need one schema"),
+        ({"a.csv": "user,item\n1,2\n", "b.csv": "user,at\n1,2\n"}, "parts need the same columns"),
         (
             {"a.csv": "user,item\n1,5\n2,6\n", "b.csv": "user,item\n3,5\n,6\n"},
             r"b\.csv, line 3: column 'user' is an empty user id",

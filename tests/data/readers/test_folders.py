@@ -70,10 +70,10 @@ def test_a_column_of_some_files_that_is_not_needed_is_left_out(tmp_path, kind):
     write(EVENTS[:4], tmp_path / f"a.{kind}")
     write(EVENTS[4:].with_columns(price=pl.lit(2.5)), tmp_path / f"b.{kind}")
     assert typed_pairs(eq.read(tmp_path)) == sorted(EVENTS.rows())
-    with pytest.raises(eq.DataError, match="parts need one schema"):
+    with pytest.raises(eq.DataError, match="parts need the same columns"):
         eq.read(tmp_path, weight="price")
     write(EVENTS[4:].with_columns(date=pl.lit("2026-01-01")), tmp_path / f"b.{kind}")
-    with pytest.raises(eq.DataError, match="parts need one schema"):
+    with pytest.raises(eq.DataError, match="parts need the same columns"):
         eq.read(tmp_path)
     assert typed_pairs(eq.read(tmp_path, time=False)) == sorted(EVENTS.rows())
 

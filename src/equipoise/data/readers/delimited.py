@@ -136,7 +136,9 @@ def _one_column(path: Path, line: bytes, requested: str | None, guess: str) -> D
         problem = (
             f"found none in {shown!r}; the fields seem to be separated by {SEPARATORS[guess]}"
         )
-        return DataError(f"{path}: asked for separator={requested!r} but {problem}: leave it out")
+        return DataError(
+            f"{path}: separator={requested!r} was requested, but {problem}; leave it out"
+        )
     return DataError(
         f"{path} has one column, {shown!r}; pass separator= to cut it into fields "
         "(for a catalogue, a frame in place of the file)"
@@ -222,7 +224,7 @@ def _header(
     if options.header is not None:
         return options.header, []
     shown = ", ".join(repr(field) for field in first[:6])
-    notes = [f"the first line, {shown}, is taken as the header; header=False if not"]
+    notes = [f"the first line, {shown}, is taken as the header; pass header=False if it is not"]
     roles = ("user", "item", "session", "time", "rating", "weight")
     requested = [getattr(options, role) for role in roles]
     usual = [role for role in SPELLINGS if spelled_like(tuple(first), role)]
@@ -311,7 +313,10 @@ def _usable_records(
         escaped = _escaped(files)
         if escaped:
             parts, notes = _usable_records(escaped, on_bad, False)
-            return parts, ["quotation marks are escaped by backslashes; escape='' if not", *notes]
+            return parts, [
+                "quotation marks are escaped by backslashes; pass escape='' if they are not",
+                *notes,
+            ]
     # If marks enclose fields in any part, a stray mark is a fault in all parts.
     enclosing = any(file.records.count(QUOTE) for file in files)
     blank = sum(file.records.count(BLANK) for file in files)

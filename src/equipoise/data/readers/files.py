@@ -215,7 +215,7 @@ def table_kind(path: Path, options: ReadOptions) -> str:
     if suffix in EXCEL:
         return "excel"
     if options.sheet is not None:
-        raise SettingError(f"sheet= applies to Excel files, but {path} is none; leave it out")
+        raise SettingError(f"sheet= applies to Excel files, and {path} is not one; leave it out")
     return "jsonl" if suffix in JSON else "text"
 
 
@@ -571,7 +571,7 @@ def excel_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Sourc
             raise DataError(f"{file} is not a whole Excel workbook ({reason})") from error
         if options.sheet is None and len(names) > 1:
             other_sheets = ", ".join(repr(other) for other in names[1:])
-            notes.append(f"read the sheet {sheet!r}; sheet= for another of {other_sheets}")
+            notes.append(f"read the sheet {sheet!r}; pass sheet= for another: {other_sheets}")
     if not has_header:
         frames = [
             frame.rename({name: f"column {place}" for place, name in enumerate(frame.columns)})

@@ -33,7 +33,7 @@ PROTOCOLS = get_args(Protocol)
 REPEATS = get_args(Repeats)
 KIND = "equipoise-split"
 VERSION = 1
-LATER = "training may hold events later than those to be found"
+LATER = "training may contain events later than held-out ones"
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,7 +387,7 @@ def _aligned(
     history, target = history.select(users=common), target.select(users=common)
     both = int(in_ascending(cell_keys(target.matrix), cell_keys(history.matrix)).sum())
     if protocol != "session":
-        notes += counted(both, "pair", f"of {name} both in the history and to be found")
+        notes += counted(both, "pair", f"of {name} both in the history and held out")
     return Part(history, target, protocol, name)
 
 
@@ -491,7 +491,7 @@ def leak_notes(data: Interactions, why: str = "this split ignores time") -> list
 def unlearnable(train: Interactions, test: Part) -> list[str]:
     """Return a note on the pairs of test whose item has no interaction in train."""
     unseen = int(test.target.item_counts[train.item_counts == 0].sum())
-    return counted(unseen, "pair", "of test cannot be learnt: train lacks the item")
+    return counted(unseen, "pair", "of test cannot be predicted: train lacks the item")
 
 
 def counted(number: int, noun: str, why: str) -> list[str]:

@@ -150,7 +150,7 @@ def _revealed(
     assert held_out._sequences is not None
     assert known_part._sequences is not None
     returns = held_out.events.n_events - held_out._sequences.n_events
-    notes += counted(returns, "return", f"of {name} left out: a return is no click")
+    notes += counted(returns, "return", f"of {name} left out: returns are not clicks")
     n_events = held_out._sequences.n_events - known_part._sequences.n_events
     notes += counted(n_events, "event", f"of {name} left out: train lacks the item")
     too_short = int((known_part._sequences.lengths < 2).sum())

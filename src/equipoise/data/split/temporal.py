@@ -188,7 +188,7 @@ def time_cut(
             notes += counted(in_valid, "pair", f"{why}; with valid=0 it would be in train")
             parts[name] = part_between(past, future, "time", name, repeats, notes)
             lost = int((everything.user_counts > 0).sum()) - parts[name].n_users
-            why = f"active in {name} left out: no history before it or nothing in it to find"
+            why = f"active in {name} left out: no history before it, or no target in it"
             notes += counted(lost, "user", why)
     valid_data = None
     if valid_cut is not None:

@@ -402,8 +402,8 @@ class NeuralModel(Recommender):
     def _refit_options(self) -> SolveOptions:
         kind = type(self).__name__
         raise SettingError(
-            f"a {kind} has no update: training starts from random numbers and would give another "
-            "model; fit it again on the new data"
+            f"{kind} cannot be updated: training starts from random numbers and would give "
+            "another model; fit it again on the new data"
         )
 
     @names_fit_options
