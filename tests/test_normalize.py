@@ -40,7 +40,7 @@ def test_named_normalizations_are_points_of_one_family(
     np.testing.assert_array_equal(normalizer.penalty_scale(4), np.ones(4))
 
 
-def test_dial_takes_the_place_of_alpha(toy: Interactions) -> None:
+def test_dial_replaces_alpha(toy: Interactions) -> None:
     for normalizer in (eq.NoNorm(), eq.DAN(0.2, 0.3), eq.Symmetric()):
         source, target = normalizer.item_scales(toy.item_counts, 0.7)
         np.testing.assert_allclose(source, toy.item_counts**0.7)

@@ -80,7 +80,7 @@ def assert_ours(function: Callable[..., Any], skipped: set[str], **settings: Any
                 pytest.fail(f"{function.__name__}({name}={value!r}): {error!r}")
 
 
-def test_asking_a_model(model: eq.EASE, data: eq.Interactions, tmp_path: Path) -> None:
+def test_queries_of_a_model(model: eq.EASE, data: eq.Interactions, tmp_path: Path) -> None:
     file = tmp_path / "lists.csv"
     assert_ours(model.recommend, set(), users_or_histories=[1, 2])
     assert_ours(model.recommend_to, set(), path=file, users_or_histories=[1, 2])
@@ -162,7 +162,7 @@ def test_evaluating_and_comparing(model: eq.EASE, data: eq.Interactions) -> None
         pl.DataFrame({"user": [1], "item": [2], "rank": [[1]]}),
     ],
 )
-def test_frames_that_are_no_lists(data: eq.Interactions, frame: pl.DataFrame) -> None:
+def test_frames_without_lists(data: eq.Interactions, frame: pl.DataFrame) -> None:
     split = eq.split.strong(data, valid=0, test=0.2)
     with pytest.raises(EquipoiseError):
         eq.evaluate(frame, split.test)

@@ -198,7 +198,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("line", "code", "sentence"), REFUSED)
-def test_what_a_user_gets_wrong_is_one_sentence(
+def test_a_user_error_is_one_sentence(
     line: str, code: int, sentence: str, run: Run, tmp_path: Path
 ) -> None:
     done = run(*line.format(new=tmp_path / "new").split())
@@ -257,7 +257,7 @@ def test_a_real_process_fails_without_a_traceback(shop: Path) -> None:
     assert "for a new user give --history" in done.stderr
 
 
-def test_a_closed_pipe_is_no_traceback(shop: Path) -> None:
+def test_a_closed_pipe_prints_no_traceback(shop: Path) -> None:
     command = f"{sys.executable} -m equipoise datasets list | head -n 1"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=shop

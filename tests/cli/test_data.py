@@ -269,7 +269,7 @@ def test_a_minus_reads_a_table_from_standard_input(shop: Path, tmp_path: Path) -
     assert eq.load(tmp_path / "m").interactions_.n_users == expected["n_users"]
 
 
-def test_what_is_wrong_with_standard_input_is_said_of_it() -> None:
+def test_errors_about_standard_input_name_it() -> None:
     empty = piped(b"", "stats", "-")
     assert (empty.exit_code, "standard input is empty" in empty.stderr) == (1, True)
     bad = piped(b"user,item\na,b\nc\n", "stats", "-")
@@ -278,7 +278,7 @@ def test_what_is_wrong_with_standard_input_is_said_of_it() -> None:
     assert "/" not in bad.stderr.split("standard input")[0]
 
 
-def test_a_terminal_is_not_waited_for_as_standard_input() -> None:
+def test_a_terminal_is_refused_as_standard_input() -> None:
     controller, terminal = pty.openpty()
     done = subprocess.run(
         [sys.executable, "-m", "equipoise", "stats", "-"],

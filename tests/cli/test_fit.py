@@ -74,14 +74,14 @@ def test_half_saves_16_bits(answer: Answer, run: Run, tmp_path: Path) -> None:
     assert "--half is for linear autoencoders, not Popularity" in done.stderr
 
 
-def test_a_fit_that_does_not_fit_says_what_would(run: Run, tmp_path: Path) -> None:
+def test_a_fit_that_is_too_large_names_an_engine_that_fits(run: Run, tmp_path: Path) -> None:
     done = run("fit", "split", tmp_path / "model", "--memory", "1KB")
     assert done.exit_code == 1
     assert "10 items need" in done.stderr
     assert not (tmp_path / "model").exists()
 
 
-def test_auto_exponents_are_told(run: Run, tmp_path: Path) -> None:
+def test_automatic_exponents_are_printed(run: Run, tmp_path: Path) -> None:
     done = run("fit", "split", tmp_path / "model", "-n", "dan", "--no-search")
     assert "automatic settings: EASE l2=" in done.stderr
     assert "DAN(alpha=0." in done.stderr
@@ -96,7 +96,7 @@ def test_plan_tells_bytes_and_verdict(run: Run, answer: Answer) -> None:
     assert answer("plan", "events.csv")["fits"] is True
 
 
-def test_plan_says_what_to_type(run: Run, answer: Answer) -> None:
+def test_plan_suggests_a_command(run: Run, answer: Answer) -> None:
     sizes = ["--users", 90_000, "--items", 60_000, "--interactions", 1_000_000, "--memory", "6GB"]
     done = run("plan", *sizes, "--engine", "dense")
     assert "; --engine tiled fits on --device cpu (" in done.stdout
@@ -152,7 +152,7 @@ def test_a_yardstick_is_updated_by_a_new_fit(run: Run, tmp_path: Path) -> None:
     assert "new" in eq.load(tmp_path / "model").interactions_.users
 
 
-def test_with_nothing_set_settings_are_chosen_and_told(
+def test_without_options_settings_are_chosen_and_printed(
     run: Run, tmp_path: Path, shop: Path
 ) -> None:
     done = run("fit", "events.csv", tmp_path / "model", "--criterion", "leave-one-out")
@@ -172,7 +172,7 @@ def test_a_fit_that_chooses_answers_in_json(answer: Answer, tmp_path: Path) -> N
     assert document["chosen"].endswith("the best ndcg@20")
 
 
-def test_settings_that_no_option_names_are_searched_and_told(
+def test_settings_without_an_option_are_searched_and_printed(
     run: Run, answer: Answer, tmp_path: Path
 ) -> None:
     options = ("--model", "rlae", "--l2", 5, "--alpha", 0.2, "--prefer", "tail")
@@ -232,7 +232,7 @@ def hours(tmp_path: Path) -> Path:
     return path
 
 
-def test_weights_are_compared_and_the_choice_is_told(
+def test_weights_are_compared_and_the_choice_is_printed(
     hours: Path, run: Run, answer: Answer, tmp_path: Path
 ) -> None:
     done = run("fit", hours, tmp_path / "model", "--weight", "hours", "--prefer", "accuracy")
@@ -281,7 +281,7 @@ def test_signals_can_be_set_by_name(answer: Answer, run: Run, tmp_path: Path) ->
         ("evaluate split --model gfcf", "Did you mean 'gf-cf'?"),
     ],
 )
-def test_what_is_nearly_right_is_told_how_to_be_right(
+def test_a_misspelled_value_gets_a_suggestion(
     command: str, message: str, run: Run, tmp_path: Path
 ) -> None:
     done = run(*command.format(new=tmp_path / "new").split())

@@ -30,7 +30,7 @@ def lines(command: str, shop: Path, out: Path) -> list[str]:
 
 @pytest.mark.usefixtures("long", "terminal")
 @pytest.mark.parametrize("command", ["fit", "report"])
-def test_no_on_a_terminal_ends_it_before_the_work(
+def test_answering_no_ends_the_command_before_the_work(
     command: str, shop: Path, tmp_path: Path
 ) -> None:
     done = CliRunner().invoke(app, lines(command, shop, tmp_path / "out"), input="n\n")
@@ -43,7 +43,9 @@ def test_no_on_a_terminal_ends_it_before_the_work(
 
 @pytest.mark.usefixtures("long", "terminal")
 @pytest.mark.parametrize(("args", "answer"), [([], "y\n"), (["--yes"], "")])
-def test_yes_goes_on(args: list[str], answer: str, shop: Path, tmp_path: Path) -> None:
+def test_the_option_yes_continues(
+    args: list[str], answer: str, shop: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     done = CliRunner().invoke(app, [*lines("fit", shop, out), *args], input=answer)
     assert done.exit_code == 0
@@ -52,7 +54,7 @@ def test_yes_goes_on(args: list[str], answer: str, shop: Path, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("long")
-def test_without_a_terminal_it_goes_on_and_says_so(shop: Path, tmp_path: Path) -> None:
+def test_without_a_terminal_the_command_continues_with_a_note(shop: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*lines("fit", shop, tmp_path / "out"), "--json"])
     assert done.exit_code == 0
     assert "continuing without confirmation" in done.stderr
@@ -60,7 +62,7 @@ def test_without_a_terminal_it_goes_on_and_says_so(shop: Path, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("terminal")
-def test_a_short_fit_is_not_asked_about(shop: Path, tmp_path: Path) -> None:
+def test_a_short_fit_needs_no_confirmation(shop: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, lines("fit", shop, tmp_path / "out"))
     assert done.exit_code == 0
     assert "takes about" not in done.stderr

@@ -136,7 +136,7 @@ def test_a_pinned_item_that_the_model_does_not_know_is_listed(
     assert similar["item"] == "offer"
 
 
-def test_unknown_users_and_items_are_separate_questions(run: Run, answer: Answer) -> None:
+def test_unknown_users_and_items_are_handled_separately(run: Run, answer: Answer) -> None:
     done = run("recommend", "model", "--user", "u9999")
     assert done.exit_code == 1
     assert "does not know the user 'u9999'" in done.stderr
@@ -165,7 +165,9 @@ def test_similar_items_of_the_whole_catalogue_go_to_a_file(
     assert run("similar", "model").exit_code == run("similar", "model", "--all").exit_code == 2
 
 
-def test_text_is_no_id_where_ids_are_integers(tmp_path: Path, run: Run, answer: Answer) -> None:
+def test_text_is_not_an_id_where_ids_are_integers(
+    tmp_path: Path, run: Run, answer: Answer
+) -> None:
     rows = [f"{user},{item}" for user in range(1, 9) for item in range(10, 14) if user % item % 3]
     (tmp_path / "numbers.csv").write_text("user,item\n" + "\n".join(rows) + "\n")
     answer("fit", tmp_path / "numbers.csv", tmp_path / "model")

@@ -77,7 +77,7 @@ def test_early_stop_begins_at_the_automatic_settings(tmp_path: Path, answer: Ans
     assert first["beta"] > 0  # the whole grid begins at 0
 
 
-def test_tune_tells_what_it_found(tmp_path: Path, run: Run) -> None:
+def test_tune_prints_the_chosen_settings(tmp_path: Path, run: Run) -> None:
     done = run("tune", "split", tmp_path / "tuned", "--trials", 3)
     assert done.exit_code == 0
     assert done.stdout.startswith("EASE l2=")
@@ -86,7 +86,7 @@ def test_tune_tells_what_it_found(tmp_path: Path, run: Run) -> None:
     assert "3 of 3 solves, best ndcg@20" in done.stderr
 
 
-def test_search_goes_on_only_when_told_to(tmp_path: Path, run: Run, answer: Answer) -> None:
+def test_a_search_resumes_only_with_the_option(tmp_path: Path, run: Run, answer: Answer) -> None:
     out = tmp_path / "tuned"
     answer("tune", "split", out, "--trials", 2)
     done = run("tune", "split", out, "--trials", 4)
@@ -110,7 +110,7 @@ def test_killed_command_resumes(tmp_path: Path, shop: Path, answer: Answer) -> N
     assert len(set(solved)) == len(solved) == 275
 
 
-def test_budget_that_runs_out_says_how_to_go_on(
+def test_an_exhausted_budget_says_how_to_continue(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = itertools.count()  # one passes from each look at the clock to the next
@@ -165,7 +165,7 @@ def test_search_of_another_split_is_refused(tmp_path: Path, run: Run) -> None:
     assert "belongs to other data" in done.stderr
 
 
-def test_resume_leaves_a_file_that_is_no_search_as_it_is(tmp_path: Path, run: Run) -> None:
+def test_resume_does_not_change_a_file_that_is_not_a_search(tmp_path: Path, run: Run) -> None:
     (tmp_path / "search.jsonl").write_text("my notes")
     done = run("tune", "split", tmp_path, "--trials", 1, "--resume")
     assert done.exit_code == 1

@@ -47,7 +47,7 @@ def sentences(folder: str) -> list[str]:
 READING = sentences("data/readers")
 
 
-def test_there_are_such_sentences() -> None:
+def test_the_wording_tests_cover_real_sentences() -> None:
     assert len(READING) > 20
 
 

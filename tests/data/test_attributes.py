@@ -139,7 +139,7 @@ def test_dates_of_one_form_are_read_where_the_name_says_so() -> None:
         ([[1, 2], [3, 4], None, [0, 1]], "vector", "vector", [[1, 2], [3, 4], None, [0, 1]]),
     ],
 )
-def test_the_kind_of_a_column_can_be_told(
+def test_the_kind_of_a_column_can_be_declared(
     cells: list[Any], declared: str, kind: str, values: list[Any] | None
 ) -> None:
     got = column(cells, types={"x": declared})
@@ -178,14 +178,14 @@ def test_a_column_can_be_left_out() -> None:
         ([["a"], ["b"], None, None], {"x": "category"}, DataError, "not category; pass another"),
     ],
 )
-def test_cells_that_are_not_what_was_told_are_refused(
+def test_cells_that_do_not_fit_the_declared_kind_are_refused(
     cells: list[Any], types: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         read(cells, types=types)
 
 
-def test_numbers_of_a_file_keep_their_zeros_where_they_are_no_numbers(tmp_path: Any) -> None:
+def test_categories_of_digits_keep_their_zeros(tmp_path: Any) -> None:
     path = tmp_path / "items.csv"
     path.write_text("item;title;code;price\na;A;007;1,5\nb;B;012;2,25\nc;C;003;3\nd;D;;\n")
     data = eq.read(EVENTS.to_frame(), catalogue=path, catalogue_types={"code": "category"})

@@ -68,7 +68,7 @@ def test_datetimes_and_dates_are_understood():
         (["1970-01-02", "1969-12-31"], "row 2: column 'time' .* is a negative time"),
     ],
 )
-def test_texts_that_are_no_iso_dates_since_1970_are_refused(values, message):
+def test_texts_that_are_not_iso_dates_since_1970_are_refused(values, message):
     with pytest.raises(DataError, match=message):
         times(values)
 
@@ -118,7 +118,7 @@ def test_the_time_unit_that_is_given_holds_for_all_times():
 @pytest.mark.parametrize(
     "wrong", [{"time": True}, {"rating": True}, {"weight": False}, {"user": False}, {"item": True}]
 )
-def test_a_flag_is_no_column(wrong):
+def test_a_boolean_is_not_a_column(wrong):
     frame = pl.DataFrame({"user": [1, 2], "item": [1, 2], "time": [3, 4]})
     with pytest.raises(SettingError, match="must be a column's name or position, got"):
         eq.read(frame, **wrong)
@@ -284,7 +284,7 @@ def test_dates_in_digits_are_checked_and_the_unit_settles_what_they_are():
         ("1,10,5\n2,20,3\n", "user, item, rating"),
     ],
 )
-def test_a_date_without_a_header_is_no_rating(tmp_path, rows, order):
+def test_a_date_without_a_header_is_not_a_rating(tmp_path, rows, order):
     path = tmp_path / "events.csv"
     path.write_text(rows)
     data = eq.read(path, header=False)
@@ -357,7 +357,7 @@ def test_dates_that_were_written_as_decimal_numbers_get_their_zeros_back(tmp_pat
     assert data.times.tolist() == [NEW_YEAR, DECEMBER]
 
 
-def test_a_date_that_lacks_a_digit_is_no_other_date():
+def test_a_date_that_lacks_a_digit_is_refused():
     for form, cell in (("%d%m%y", "10124"), ("%d%m%y %H:%M", "10124 08:00"), ("%Y%m%d", "202411")):
         with pytest.raises(
             DataError, match=rf"row 2: column 'time' \('{cell}'\) is not a time; wri"
@@ -444,7 +444,7 @@ PRODUCTS = pl.DataFrame(
 )
 
 
-def test_titles_are_texts_and_no_numbers():
+def test_titles_are_text_and_not_numbers():
     data = eq.read(SHOP, catalogue=PRODUCTS)
     assert data.label(20) == "apple sauce"
     assert any("titles from its column 'product_type'; pass title= for" in n for n in data.notes)

@@ -110,7 +110,7 @@ def test_times_of_short_and_long_histories_are_sorted_alike(
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
-def test_times_that_are_no_numbers_are_refused_after_sorting(wrong: float) -> None:
+def test_nan_times_are_refused_after_sorting(wrong: float) -> None:
     times = np.array([3.0, wrong, 1.0, wrong, 2.0])
     with pytest.raises(DataError, match="times must be finite"):
         Events.sorted_by_time(np.arange(5, dtype=np.int32), np.array([0, 5]), times=times)
@@ -148,7 +148,7 @@ def test_columns_that_do_not_fit_are_refused(columns: dict[str, Any], match: str
 
 
 @pytest.mark.parametrize("offsets", [[], [1, 2], [0, 2, 1, 3], [0, 2], [0, 4], [[0, 3]]])
-def test_offsets_that_are_no_runs_are_refused(offsets: list[Any]) -> None:
+def test_invalid_offsets_are_refused(offsets: list[Any]) -> None:
     with pytest.raises(DataError, match="offsets of events must"):
         Events(np.array([0, 1, 2], np.int32), np.array(offsets, np.int64))
 
@@ -372,7 +372,7 @@ def test_session_models_take_data_with_times() -> None:
     assert eq.SLIT(l2=1.0).fit(data).recommend(session=["milk"], k=1).items == [["tea"]]
 
 
-def test_a_search_follows_what_is_to_be_found() -> None:
+def test_a_search_follows_the_targets_of_the_split() -> None:
     rng = np.random.default_rng(3)
     log = [
         (int(rng.integers(30)), int(rng.integers(9)), int(rng.integers(90))) for _ in range(600)

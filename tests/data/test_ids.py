@@ -222,7 +222,7 @@ def test_same_as_compares_values_and_order() -> None:
         ),
     ],
 )
-def test_ids_and_settings_that_cannot_be_are_refused(
+def test_invalid_ids_and_settings_are_refused(
     call: Callable[[], object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

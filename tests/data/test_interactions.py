@@ -90,7 +90,7 @@ def test_history_of_a_session_keeps_order_and_repeats() -> None:
     assert sessions().history(30) == ["d", "d", "a"]
 
 
-def test_labels_are_titles_with_the_id_as_a_stand_in(toy: Interactions) -> None:
+def test_labels_are_titles_or_else_ids(toy: Interactions) -> None:
     assert sessions().label("b") == "Bean"
     assert sessions().label("d") == "d"
     assert toy.label("tea") == "tea"
@@ -227,7 +227,7 @@ def test_an_empty_matrix_can_be_sliced() -> None:
     assert Interactions(np.zeros((0, 0))).density == 0
 
 
-def test_a_text_in_place_of_ids_is_one_id() -> None:
+def test_a_string_of_ids_is_one_id() -> None:
     data = Interactions(np.ones((3, 3)), ["a", "b", "ab"], ["a", "b", "ab"])
     assert data.select(users="ab").users.tolist() == ["ab"]
     assert data.select(items="ab").items.tolist() == ["ab"]

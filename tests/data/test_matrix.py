@@ -155,7 +155,7 @@ BAD_TIMES = {
         for bad in ([3], [-1], [True], [0.5], ["a"])
     ],
 )
-def test_what_does_not_fit_a_matrix_is_refused(
+def test_values_that_do_not_fit_a_matrix_are_refused(
     call: Callable[..., object],
     arguments: tuple[object, ...],
     error: type[Exception],

@@ -125,12 +125,12 @@ def test_negative_feedback_is_for_linear_autoencoders() -> None:
         ({"weights": {"buy": "much"}}, "must be a number"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(options: dict[str, Any], match: str) -> None:
+def test_invalid_settings_are_refused(options: dict[str, Any], match: str) -> None:
     with pytest.raises(SettingError, match=match):
         Signals(**options)
 
 
-def test_data_that_cannot_follow_are_refused() -> None:
+def test_data_that_lack_what_signals_need_are_refused() -> None:
     plain = eq.read([("a", "x"), ("b", "y")])
     with pytest.raises(DataError, match="decay needs times"):
         Signals(decay="30d").apply(plain)
@@ -269,7 +269,7 @@ def test_tune_searches_the_signals() -> None:
     assert neighbours.trials.height == 2
 
 
-def test_uneven_weights_are_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
+def test_uneven_weights_are_noted(caplog: pytest.LogCaptureFixture) -> None:
     data = eq.read([("a", "x", 500.0), ("a", "y", 1.0), ("b", "y", 1.0), ("b", "z", 2.0)])
     with caplog.at_level("INFO", logger="equipoise"):
         eq.EASE(l2=1.0, signals=Signals()).fit(data)
@@ -377,6 +377,6 @@ def test_a_solve_is_shared_by_histories_of_any_age() -> None:
 
 
 @pytest.mark.parametrize("age", ["soon", 0, -3, True])
-def test_an_age_that_is_no_period_is_refused(age: Any) -> None:
+def test_an_invalid_half_life_is_refused(age: Any) -> None:
     with pytest.raises(SettingError, match="history_decay must"):
         Signals(history_decay=age)

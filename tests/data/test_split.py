@@ -75,7 +75,7 @@ def check_parts(split: Split, data: Interactions) -> None:
 
 @given(timed_data(), shares, shares, st.integers(0, 5), st.sampled_from(["random", "time"]))
 @settings(max_examples=60, deadline=None)
-def test_strong_holds_out_users_and_loses_nothing_unsaid(
+def test_strong_holds_out_users_and_notes_every_loss(
     data: Interactions, valid: float, test: float, seed: int, order: str
 ) -> None:
     split = attempt(eq.split.strong, data, valid=valid, test=test, seed=seed, order=order)

@@ -56,7 +56,7 @@ def test_a_directory_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert not is_directory_of(tmp_path, KIND)
 
 
-def test_saving_again_replaces_the_content_and_leaves_no_rests(tmp_path: Path) -> None:
+def test_saving_again_replaces_the_content_and_leaves_no_old_files(tmp_path: Path) -> None:
     save(tmp_path, 1)
     old_array = read(tmp_path).arrays["numbers"]
     save(tmp_path, 2)
@@ -280,7 +280,7 @@ def test_two_writers_leave_no_gap_for_a_reader(tmp_path: Path, has_locks: bool) 
     assert value_in(tmp_path / "saved") in (1, 2)
 
 
-def test_rests_of_saves_without_a_lock_are_swept_when_they_are_old(
+def test_old_files_of_unlocked_saves_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(locks, "try_lock", lambda handle: None)

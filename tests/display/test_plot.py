@@ -64,7 +64,7 @@ def test_results_are_drawn_beside_one_another(result: eq.Result) -> None:
     assert dots(axes) == [result["tail_ndcg@5"]] * 2
 
 
-def test_groups_of_ones_own_are_drawn(split: eq.Split) -> None:
+def test_custom_groups_are_drawn(split: eq.Split) -> None:
     model = eq.Popularity().fit(split.train)
     groups = {"first": split.train.items[:4]}
     result = eq.evaluate(model, split.test, k=3, groups=groups, bootstrap=0)
@@ -83,7 +83,7 @@ def test_a_search_draws_its_frontier(split: eq.Split) -> None:
         alone.plot_frontier()
 
 
-def test_what_is_not_there_is_named(result: eq.Result) -> None:
+def test_a_missing_metric_is_named(result: eq.Result) -> None:
     with pytest.raises(UnknownIdError, match="ndcg@7"):
         result.plot(k=7)
     with pytest.raises(UnknownIdError, match="nonsense"):
@@ -92,7 +92,7 @@ def test_what_is_not_there_is_named(result: eq.Result) -> None:
         eq.plot.results([])
 
 
-def test_an_undefined_metric_is_no_dot(split: eq.Split) -> None:
+def test_an_undefined_metric_is_not_drawn(split: eq.Split) -> None:
     model = eq.Popularity().fit(split.train)
     result = eq.evaluate(model, split.test, k=3, groups={"none": []}, bootstrap=0)
     assert np.isnan(result["none_ndcg@3"])

@@ -67,7 +67,7 @@ def test_fewer_folds_are_made_where_the_data_do_not_reach_back() -> None:
     assert len(folds_of(data, folds=30)) < 11
 
 
-def test_folds_count_what_no_list_can_contain() -> None:
+def test_folds_count_items_and_users_that_are_new() -> None:
     day = [0, 0, 1, 1, 2, 2, 11, 11, 11, 12, 12]
     users = ["ann", "bob", "ann", "cleo", "bob", "cleo", "ann", "ann", "dan", "bob", "cleo"]
     items = ["tea", "tea", "jam", "jam", "oil", "tea", "oil", "new", "tea", "oil", "oil"]
@@ -168,7 +168,7 @@ def test_the_model_is_shown_beside_yardsticks_by_the_same_protocol() -> None:
     assert alone.verdict == f"EASE has ndcg@20 {alone['ndcg@20']:.4f}"
 
 
-def test_a_model_behind_a_yardstick_is_said_to_be() -> None:
+def test_the_verdict_names_a_yardstick_that_is_ahead() -> None:
     data = log()
     behind = eq.backtest(eq.Popularity(), data, "7d", 2, bootstrap=0)
     assert behind.verdict.startswith("do not deploy Popularity as it is: ")
@@ -198,7 +198,7 @@ def test_the_half_life_of_a_yardstick_is_chosen_before_the_cut() -> None:
     assert f"decay={best}" in tested.models["popular lately"]
 
 
-def test_little_data_before_the_first_cut_leave_a_half_life_all_the_same() -> None:
+def test_a_half_life_is_chosen_even_from_little_data() -> None:
     data = log()
     tested = eq.backtest(eq.EASE(l2=20.0), data, "28d", 2, bootstrap=0)
     assert len(tested.folds) == 2  # only 4 days are before the first cut
@@ -248,7 +248,7 @@ def test_repeated_items_are_reported_apart_or_are_the_targets(repeats: Any) -> N
     assert f"ndcg@20 of {word} pairs in 2 periods" in repr(tested)
 
 
-def test_models_for_training_users_alone_and_rules_are_tested_too() -> None:
+def test_models_without_fold_in_and_rules_can_be_backtested() -> None:
     data = log()
     options: dict[str, Any] = {"horizon": "7d", "folds": 2, "bootstrap": 0, "yardsticks": False}
     assert eq.backtest(eq.SGFCF(n_factors=4), data, **options)["ndcg@20"] > 0
@@ -257,7 +257,7 @@ def test_models_for_training_users_alone_and_rules_are_tested_too() -> None:
     assert ruled["ndcg@20"] != eq.backtest(eq.EASE(l2=20.0), data, **options)["ndcg@20"]
 
 
-def test_the_error_of_a_forecast_has_both_kinds_of_spread() -> None:
+def test_the_error_of_a_forecast_includes_users_and_periods() -> None:
     assert forecast_error([0.2], [0.03]) == pytest.approx(0.03 * math.sqrt(2))
     assert forecast_error([0.1, 0.1], [0.03, 0.04]) == pytest.approx(
         math.sqrt((0.03**2 + 0.04**2) / 2) * math.sqrt(1.5)

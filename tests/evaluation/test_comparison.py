@@ -58,7 +58,7 @@ def results(rng) -> list[Result]:
     return [make_result(name, {"ndcg@20": values}) for name, values in columns.items()]
 
 
-def test_a_better_model_is_told_from_one_that_is_alike(results):
+def test_a_better_model_differs_significantly_and_an_equal_one_does_not(results):
     frame = compare(results).to_frame()
     assert frame["model"].to_list() == ["better", "alike"]
     assert frame["baseline"].to_list() == ["base", "base"]

@@ -140,7 +140,7 @@ def test_a_cut_off_beyond_the_catalogue_works(drinks):
     assert drinks[0].asked == [(3, 6, True)]
 
 
-def test_a_group_given_as_a_text_is_one_item():
+def test_a_string_as_a_group_is_one_item():
     data = Interactions(np.tri(3)[:, ::-1], None, ["a", "b", "ab"])
     part = Part(data.rows([1]), data.rows([1]))
     result = evaluate(Popular(data), part, 1, groups={"some": "ab"}, exclude_seen=False)
@@ -153,7 +153,7 @@ def test_a_group_given_as_a_text_is_one_item():
         evaluate(Popular(data), part, 1, groups={"some": "ba"})
 
 
-def test_an_empty_history_is_judged_by_the_list_that_is_recommended(synthetic):
+def test_an_empty_history_is_evaluated_on_the_recommended_list(synthetic):
     train, part = halves(synthetic)
     order = np.random.default_rng(2).permutation(train.n_items)
     train = train.columns(order)  # popular items do not come first
@@ -212,7 +212,7 @@ def test_intervals_enclose_the_mean_and_follow_the_seed(synthetic):
     assert without["low"].is_null().all()
 
 
-def test_a_pair_is_a_part(drinks):
+def test_a_pair_is_accepted_as_a_part(drinks):
     model, part = drinks
     result = evaluate(model, (part.history, part.target), 3)
     assert result.protocol == "given"
@@ -227,7 +227,7 @@ def test_progress_is_called_after_every_batch(drinks):
     assert calls == [(2, 3), (3, 3)]
 
 
-def test_values_per_user_are_those_the_means_are_made_of(synthetic):
+def test_the_mean_of_the_values_per_user_is_the_metric(synthetic):
     train, part = halves(synthetic)
     result = evaluate(Popular(train, 9), part, [5, 20])
     assert result.per_user["user"].to_list() == part.history.users.tolist()
@@ -239,7 +239,7 @@ def test_values_per_user_are_those_the_means_are_made_of(synthetic):
 
 
 @pytest.mark.parametrize("protocol", ["strong", "weak", "session"])
-def test_metrics_of_given_lists_are_those_of_evaluate(synthetic, protocol):
+def test_metrics_of_given_lists_equal_evaluate(synthetic, protocol):
     train, part = halves(synthetic, protocol)
     model = Popular(train, 9)
     result = evaluate(model, part, [5, 20])
@@ -273,13 +273,13 @@ def test_metrics_of_given_lists_are_those_of_evaluate(synthetic, protocol):
     ],
     ids=str,
 )
-def test_settings_that_cannot_be_are_refused(drinks, settings, error, reason, monkeypatch):
+def test_invalid_settings_are_refused(drinks, settings, error, reason, monkeypatch):
     monkeypatch.setattr(type(drinks[0]), "rank", lambda *_, **__: pytest.fail("it ranked"))
     with pytest.raises(error, match=reason):
         evaluate(*drinks, **settings)
 
 
-def test_numpy_cut_offs_are_fine(drinks):
+def test_numpy_integers_are_valid_cut_offs(drinks):
     assert evaluate(*drinks, k=np.array([3, 2, 3])).k == (2, 3)
 
 
@@ -357,7 +357,7 @@ class Broken(Popular):
         ([[0, 1], [4, 5]], r"2 lists for 3 users"),
     ],
 )
-def test_lists_that_cannot_be_are_refused(drinks, lists, reason):
+def test_invalid_lists_are_refused(drinks, lists, reason):
     train = Interactions(np.ones((1, 6)), None, drinks[1].history.items)
     model = Broken(train)
     model.lists = np.array(lists, np.int32)

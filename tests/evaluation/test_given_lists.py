@@ -99,7 +99,9 @@ def test_users_without_a_list_miss_everything_and_other_items_take_their_place(
     )
 
 
-def test_seen_items_in_the_lists_are_told_or_taken_out(split: eq.Split, model: eq.EASE) -> None:
+def test_seen_items_in_given_lists_are_reported_or_removed(
+    split: eq.Split, model: eq.EASE
+) -> None:
     seen = model.recommend(split.test.history, k=40, exclude_seen=False).to_frame()
     unfiltered = eq.evaluate(seen, split.test, train=split.train)
     assert not unfiltered.exclude_seen
@@ -133,7 +135,7 @@ def test_seen_items_in_the_lists_are_told_or_taken_out(split: eq.Split, model: e
         (lambda f: [1, 2], "a frame or file of lists, got list"),
     ],
 )
-def test_tables_that_are_no_lists_are_refused(
+def test_tables_without_lists_are_refused(
     split: eq.Split, lists: pl.DataFrame, change: Any, message: str
 ) -> None:
     with pytest.raises(EquipoiseError, match=message):
@@ -168,7 +170,7 @@ def test_a_result_under_rules_is_saved_with_them(
     assert eq.Result.load(tmp_path / "result").settings["rules"] == {"pin": [793]}
 
 
-def test_weights_do_not_make_another_part(split: eq.Split) -> None:
+def test_weights_do_not_change_the_identity_of_a_part(split: eq.Split) -> None:
     def heavier(data: Interactions) -> Interactions:
         return Interactions(data.matrix * 3, data.users, data.items)
 

@@ -330,7 +330,7 @@ def test_every_engine_and_a_saved_model_give_the_same_figures(
 @pytest.mark.parametrize("leave", ["user", "items"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("l2", "dropout"), [(5.0, 0.0), (5.0, 0.4), (0.0, 0.5)])
-def test_users_are_left_out_on_a_card_where_the_inverse_is_there(
+def test_users_are_left_out_on_a_gpu_that_holds_the_inverse(
     device: str, leave: Any, weighted: bool, l2: float, dropout: float, monkeypatch: Any
 ) -> None:
     pytest.importorskip("torch")
@@ -346,7 +346,7 @@ def test_users_are_left_out_on_a_card_where_the_inverse_is_there(
         assert_close(scores, host, "float64", scale=float(np.nanmax(np.abs(host))))
 
 
-def test_every_model_of_a_solve_is_read_off_on_a_card(synthetic: eq.Interactions) -> None:
+def test_every_model_of_a_solve_is_ranked_on_a_gpu(synthetic: eq.Interactions) -> None:
     pytest.importorskip("torch")
     settings: dict[str, Any] = {"l2": 5.0, "dropout": 0.3}
     lists = []
@@ -365,7 +365,7 @@ def test_every_model_of_a_solve_is_read_off_on_a_card(synthetic: eq.Interactions
     assert_close(lists[1][1], lists[0][1], "float64", scale=scale)
 
 
-def test_a_solve_on_a_card_that_is_not_accurate_enough_is_refused(toy: eq.Interactions) -> None:
+def test_an_inaccurate_solve_on_a_gpu_is_refused(toy: eq.Interactions) -> None:
     torch = pytest.importorskip("torch")
     model = eq.EASE(l2=1.0).fit(toy, engine="gpu")
     model.inverse_.values.add_(10 * torch.eye(toy.n_items))
@@ -388,7 +388,7 @@ def test_a_companion_scores_users_that_it_was_not_fitted_on(synthetic: eq.Intera
     assert "companion" in repr(eq.leave_one_out(model, users=20))
 
 
-def test_what_cannot_be_left_out_is_refused(synthetic: eq.Interactions) -> None:
+def test_models_without_exact_leave_one_out_are_refused(synthetic: eq.Interactions) -> None:
     with pytest.raises(eq.SettingError, match="linear autoencoders, not of Popularity"):
         eq.leave_one_out(eq.Popularity().fit(synthetic))
     model = eq.EASE(l2=5.0).fit(synthetic)

@@ -135,7 +135,7 @@ def test_unbiased_weight_is_the_mean_over_all_orders_of_the_targets(hits):
     assert metrics.unbiased_recall(hits, 2, rho)[2] == pytest.approx(10 / np.mean(sums))
 
 
-def test_equal_propensities_make_unbiased_recall_the_plain_one(hits):
+def test_unbiased_recall_with_equal_propensities_is_plain_recall(hits):
     flat = np.full(6, 0.37)
     assert_allclose(metrics.unbiased_recall(hits, 3, flat), metrics.recall(hits, 3))
 

@@ -27,7 +27,7 @@ def test_a_result_survives_a_round_trip(synthetic, tmp_path):
     assert json.loads(back.to_json())["fingerprint"] == identity(part.target)
 
 
-def test_a_foreign_directory_is_no_result(tmp_path, toy):
+def test_a_foreign_directory_is_not_loaded_as_a_result(tmp_path, toy):
     toy.save(tmp_path / "toy")
     with pytest.raises(FileFormatError, match=r"expected 'equipoise-result'"):
         Result.load(tmp_path / "toy")
@@ -43,7 +43,7 @@ def test_a_manifest_that_lacks_fields_is_refused(drinks, tmp_path):
         Result.load(tmp_path / "result")
 
 
-def test_a_result_carries_what_is_needed_to_trust_it(drinks):
+def test_a_result_records_its_origin(drinks):
     model, part = drinks
     result = evaluate(model, part, 3)
     assert (result.name, result.protocol, result.part) == ("popular", "strong", "test")

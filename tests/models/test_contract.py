@@ -214,7 +214,7 @@ def test_fit_takes_a_frame(name: str, model: Recommender, data: Interactions) ->
     assert again.interactions_.n_interactions == data.n_interactions
 
 
-def test_fit_refuses_what_is_no_interactions(name: str) -> None:
+def test_fit_refuses_objects_that_are_not_interactions(name: str) -> None:
     for wrong in ([[1, 0]], np.eye(3), "data.csv", None):
         with pytest.raises(DataError, match="a frame or a scipy sparse matrix"):
             MODELS[name]().fit(wrong)
@@ -337,7 +337,7 @@ def test_unknown_ids_are_named_or_skipped(model: Recommender, data: Interactions
     assert skipped.items == model.recommend(["u1"], k=3).items
 
 
-def test_requests_without_sense_are_refused(model: Recommender) -> None:
+def test_invalid_requests_are_refused(model: Recommender) -> None:
     with pytest.raises(DataError, match="mixture"):
         model.recommend(["u1", [13, 23]])
     for k in (0, -3):
@@ -528,7 +528,7 @@ def test_models_without_a_dial_refuse_an_alpha(model: Recommender) -> None:
 
 
 @pytest.mark.parametrize("name", LINEAR)
-def test_dial_turns_lists_towards_the_tail_without_a_refit(
+def test_a_larger_alpha_favours_the_tail_without_a_refit(
     model: Recommender, data: Interactions
 ) -> None:
     counts = dict(zip(data.items.tolist(), data.item_counts.tolist(), strict=True))

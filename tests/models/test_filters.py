@@ -101,7 +101,7 @@ def test_lists_have_the_same_bits_for_any_batch_and_threads(name: str, data: Int
 
 
 @pytest.mark.parametrize("name", STRONG)
-def test_explanations_add_up(name: str, data: Interactions) -> None:
+def test_contributions_sum_to_the_score(name: str, data: Interactions) -> None:
     model = CASES[name][0]().fit(data, dtype="float64")
     item = model.recommend([data.users[3]], k=1).items[0][0]
     explanation = model.explain(data.users[3].item(), item)

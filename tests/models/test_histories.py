@@ -38,7 +38,7 @@ def letters() -> Interactions:
     return Interactions(np.array(rows, float), LETTERS, LETTERS)
 
 
-def test_a_text_in_place_of_users_to_forget_is_one_user(letters: Interactions) -> None:
+def test_a_string_of_users_to_forget_is_one_user(letters: Interactions) -> None:
     model = eq.EASE(l2=1.0).fit(letters)
     assert model.update(removed="ab").interactions_.users.tolist() == ["a", "b", "c"]
     with pytest.raises(UnknownIdError, match="'bc'"):
@@ -53,13 +53,13 @@ def test_a_user_to_forget_may_be_named_twice(letters: Interactions) -> None:
 
 
 @pytest.mark.parametrize("added", ["ab", ["a", "b"], 3])
-def test_what_is_no_interactions_cannot_be_added(letters: Interactions, added: Any) -> None:
+def test_only_interactions_can_be_added(letters: Interactions, added: Any) -> None:
     model = eq.EASE(l2=1.0).fit(letters)
     with pytest.raises(DataError, match="added must be Interactions or a frame"):
         model.update(added=added)
 
 
-def test_a_text_in_place_of_items_is_one_item(letters: Interactions) -> None:
+def test_a_string_of_items_is_one_item(letters: Interactions) -> None:
     model = eq.EASE(l2=1.0).fit(letters)
     every = {"k": 4, "exclude_seen": False}
     assert sorted(model.recommend("a", **every, exclude="ab").items[0]) == ["a", "b", "c"]
@@ -87,7 +87,7 @@ def test_bytes_are_never_read_as_numbers() -> None:
             ask()
 
 
-def test_a_session_given_as_a_text_is_one_click() -> None:
+def test_a_string_as_a_session_is_one_click() -> None:
     clicks = drawn(60, 12, seed=3)
     names = [f"{n % 10}{n // 10}" for n in range(12)]
     data = Interactions(clicks.matrix, None, names, events=clicks._sequences)
@@ -385,7 +385,7 @@ def test_numbers_of_any_width_name_histories_and_items(synthetic: Interactions) 
     assert large["user"].to_list() == [str(2**70), "1"]
 
 
-def test_items_that_nobody_used_are_no_history(toy: Interactions) -> None:
+def test_unused_items_count_as_an_empty_history(toy: Interactions) -> None:
     wider = toy.with_items([*ITEMS, "NEW", "NEWER"])
     for kind in (eq.EASE(l2=1.0), eq.ItemKNN(), eq.GFCF(n_factors=2), eq.Popularity()):
         model = kind.fit(wider)
@@ -398,7 +398,7 @@ def test_items_that_nobody_used_are_no_history(toy: Interactions) -> None:
         np.testing.assert_array_equal(model.score([["NEW"]])[0], wider.item_counts)
 
 
-def test_other_items_keep_the_labels_of_those_that_stay(toy: Interactions) -> None:
+def test_other_items_keep_the_titles_of_those_that_stay(toy: Interactions) -> None:
     titles = pl.DataFrame({"title": ["Tea", "Milk", "Salt", "Rice"], "kind": [1, 2, 3, 4]})
     data = Interactions(toy.matrix, toy.users, toy.items, catalogue=titles)
     wider = data.with_items(["NEW", *ITEMS[::-1]])
@@ -437,7 +437,7 @@ def test_unknown_users_are_an_error_left_out_or_answered(
     assert mixed.items[1] == sessions.recommend(4, k=3).items[0]
 
 
-def test_unknown_items_are_a_question_of_their_own(model: eq.EASE) -> None:
+def test_unknown_items_are_handled_separately(model: eq.EASE) -> None:
     with pytest.raises(UnknownIdError, match="pass unknown_items='skip' to leave them out"):
         model.recommend([["tea", "gin"]], unknown_users="skip")
     lists = model.recommend([["tea", "gin"]], unknown_items="skip")

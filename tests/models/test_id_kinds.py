@@ -40,7 +40,7 @@ def test_users_and_histories_of_the_other_kind_are_known(rows, other):
 
 
 @pytest.mark.parametrize("added", [[("ann", "10"), ("1", "30")], [("1", "x-9"), ("9", "x-9")]])
-def test_text_that_is_no_number_makes_the_ids_text(added, tmp_path, caplog):
+def test_an_id_that_is_not_a_number_makes_the_ids_text(added, tmp_path, caplog):
     model = eq.EASE(l2=1.0, dropout=0.0).fit(eq.read(PAIRS), dtype="float64")
     model.update(eq.read(added))
     assert "ids were integers and are text now" in caplog.text

@@ -185,7 +185,7 @@ def test_pruned_model_is_not_reused(synthetic: Interactions) -> None:
     np.testing.assert_array_equal(model.score([[13, 23]]), before)
 
 
-def test_pruned_model_that_is_fitted_again_is_whole(synthetic: Interactions, tmp_path) -> None:
+def test_pruned_model_is_complete_after_a_new_fit(synthetic: Interactions, tmp_path) -> None:
     full = eq.EASE(l2=5.0).fit(synthetic)
     assert full.loss_ is None
     for again in (full.prune(10).fit(synthetic), full.prune(10).reuse(full)):
@@ -231,7 +231,7 @@ def test_users_without_a_list_take_nothing_from_the_overlap(toy: Interactions) -
     assert eq.EASE(l2=1.0).fit(full).prune(1).loss_["overlap@20"] == 1.0
 
 
-def test_pruned_model_stays_off_a_card(synthetic: Interactions) -> None:
+def test_pruned_model_is_not_moved_to_a_gpu(synthetic: Interactions) -> None:
     pruned = eq.EASE(l2=5.0).fit(synthetic).prune(10)
     assert pruned.to("cpu") is pruned
     with pytest.raises(SettingError, match="device='cpu'"):

@@ -35,7 +35,7 @@ def test_past_and_future_worked_by_hand() -> None:
     np.testing.assert_allclose(T.toarray(), [[1, 0, 1], [0, 0, 1]])
 
 
-def test_what_is_left_out_is_below_float32_rounding() -> None:
+def test_dropped_weights_are_below_float32_rounding() -> None:
     events = Events(np.arange(500, dtype=np.int32), np.array([0, 500]))
     _, T = past_future(events, 500, 1.0, "sr")
     full = np.exp(-np.subtract.outer(-np.arange(499) - 1, -np.arange(500)))
@@ -122,7 +122,7 @@ def test_a_model_on_a_device_is_saved_as_on_the_host(tmp_path: Path, data: Inter
     assert again.recommend(session=[1, 2], k=5).items == model.recommend(session=[1, 2], k=5).items
 
 
-def test_a_gpu_that_is_not_there_is_an_error(data: Interactions) -> None:
+def test_a_missing_gpu_is_an_error(data: Interactions) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

@@ -129,7 +129,7 @@ def test_repeats_are_recommended_by_choice() -> None:
     assert model.similar(0, k=5).items == [[1, 2]]
 
 
-def test_a_session_is_asked_in_every_form(data: Interactions) -> None:
+def test_a_session_is_accepted_in_every_form(data: Interactions) -> None:
     model = eq.SLIST(l2=2.0).fit(data)
     users = [4, 7]
     clicks = [data._sequences[user].tolist() for user in users]
@@ -160,7 +160,7 @@ def test_unknown_items_of_a_session_are_skipped_and_reported(
     assert nothing.source == ["popular"]
 
 
-def test_contributions_of_clicks_add_up_to_the_score(data: Interactions) -> None:
+def test_contributions_of_clicks_sum_to_the_score(data: Interactions) -> None:
     model = eq.SLIST(l2=2.0, normalizer=eq.DAN(0.3, 0.5)).fit(data, engine="sparse")
     clicks = [3, 1, 3, 0, 5]
     lists = model.recommend(session=clicks, k=4)
@@ -381,7 +381,7 @@ def test_automatic_settings_go_by_the_latest_sessions_and_need_some() -> None:
     assert few.chosen_ == {**session_choice.STARTS[0], "decay_inference": 2.0}
 
 
-def test_a_return_is_no_click_in_a_fit_or_a_history() -> None:
+def test_returns_are_not_clicks_in_a_fit_or_a_history() -> None:
     clicks = drawn(40, 8)._sequences
     assert clicks is not None
     last = clicks.offsets[1:] - 1  # the last item of each session is given back in part

@@ -324,7 +324,7 @@ def test_every_form_of_a_model_has_the_trend(trend: str, form: str) -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("trend", TRENDS)
 @pytest.mark.parametrize("lowpass", [None, eq.LowPass(rank=5, strength=0.3)])
-def test_a_card_ranks_with_the_trend(device: str, trend: str, lowpass: eq.LowPass | None) -> None:
+def test_a_gpu_ranks_with_the_trend(device: str, trend: str, lowpass: eq.LowPass | None) -> None:
     pytest.importorskip("torch")
     data = log()
     settings: dict[str, Any] = {"l2": 5.0, "trend": TRENDS[trend], "lowpass": lowpass}

@@ -202,7 +202,7 @@ def test_files_have_the_vectors_of_the_frames(synthetic: eq.Interactions, tmp_pa
 
 
 @pytest.mark.parametrize("rank", [0, -1, 1.5, "8"])
-def test_a_rank_that_is_no_positive_integer_is_refused(rank: Any, toy: eq.Interactions) -> None:
+def test_a_rank_that_is_not_a_positive_integer_is_refused(rank: Any, toy: eq.Interactions) -> None:
     with pytest.raises(SettingError, match="rank must be"):
         eq.EASE(l2=1).fit(toy).vectors(rank=rank)
 

@@ -129,7 +129,7 @@ def test_what_cannot_be_read_is_refused(call: Any, message: str) -> None:
         b",".join([b"a"] * 14) + b"\n",
     ],
 )
-def test_a_file_that_is_no_table_of_ours_is_refused(
+def test_a_file_that_is_not_our_table_is_refused(
     schema: dict[str, Any], content: bytes, tmp_path: Path
 ) -> None:
     file = tmp_path / "out.csv"

@@ -108,7 +108,7 @@ def test_a_killed_run_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize("name", ["table8", "figure5"])
-def test_what_is_done_needs_neither_fits_nor_data(
+def test_finished_rows_need_neither_fits_nor_data(
     name: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, out = shortened(name), results(tmp_path, name)
@@ -230,7 +230,7 @@ def test_the_command_runs_tables_and_figures_and_renews_the_overview(
         (["all", "--paper", "nowhere"], 1, "nowhere has no configs"),
     ],
 )
-def test_the_command_answers(
+def test_the_command_prints_its_results(
     arguments: list[str],
     status: int,
     message: str,

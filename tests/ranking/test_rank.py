@@ -393,7 +393,7 @@ def test_nan_scores_are_refused_with_the_first_row(rng: np.random.Generator, kin
     assert np.isfinite(clean).all()
 
 
-def test_nan_scores_of_items_left_out_do_no_harm() -> None:
+def test_nan_scores_of_excluded_items_are_ignored() -> None:
     values = np.array([1, np.nan, 2], np.float32)
     history = sp.csr_array(np.array([[0, 1, 0]], np.float32))
     assert top_k([Constant(values)], history, 3).items.tolist() == [[2, 0, -1]]

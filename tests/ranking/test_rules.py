@@ -81,12 +81,12 @@ def test_items_are_chosen_by_id_attribute_or_function(
     assert third == full(model, "u5")
 
 
-def test_a_rule_of_a_user_that_is_none_changes_nothing(model: eq.EASE) -> None:
+def test_an_empty_user_rule_changes_nothing(model: eq.EASE) -> None:
     rules = eq.Rules(users={"u3": {"include": None, "exclude": None}})
     assert full(model, "u3", rules=rules) == full(model, "u3")
 
 
-def test_rules_come_on_top_of_the_callers_lists(model: eq.EASE) -> None:
+def test_rules_add_to_the_callers_lists(model: eq.EASE) -> None:
     rules = eq.Rules(exclude={"brand": "b1"}, users={"u3": {"include": [13, 23, 33, 43]}})
     options = {"rules": rules, "exclude": [13], "candidates": {"u4": [33, 53]}}
     three, four = model.recommend(["u3", "u4"], k=80, exclude_seen=False, **options).items
@@ -160,7 +160,7 @@ def by_hand(model: Any, history: list[Any], rules: eq.Rules, k: int) -> list[Any
     history=st.lists(st.integers(0, 79), min_size=1, max_size=6, unique=True),
 )
 @settings(max_examples=60, deadline=None)
-def test_lists_are_those_that_choosing_from_all_items_gives(
+def test_lists_equal_a_choice_from_all_items(
     model: eq.EASE, k: int, diversity: float, most: Any, pin: Any, exclude: Any, history: list[int]
 ) -> None:
     rules = eq.Rules(at_most=most, pin=pin, diversity=diversity, exclude=exclude)
@@ -228,7 +228,7 @@ def test_seen_items_are_hidden_shown_or_the_only_ones(model: eq.EASE, data: Inte
     assert model.recommend([[]], k=3, rules=eq.Rules(seen="only")).items == [[]]
 
 
-def test_popular_items_in_place_of_the_models_obey_the_rules(model: eq.EASE) -> None:
+def test_popular_items_of_users_without_a_history_obey_the_rules(model: eq.EASE) -> None:
     popular = full(model, "nobody", unknown_users="popular")
     rules = eq.Rules(include={"brand": ["b1", "b2"]}, at_most={"brand": 2})
     lists = model.recommend(["nobody", "u1"], k=9, unknown_users="popular", rules=rules)
@@ -254,7 +254,7 @@ def test_every_model_obeys_rules(kind: Any) -> None:
         assert sum(item % 2 for item in row) == 2
 
 
-def test_rules_are_the_same_after_a_file(tmp_path: Path, model: eq.EASE) -> None:
+def test_rules_survive_a_file(tmp_path: Path, model: eq.EASE) -> None:
     rules = eq.Rules(
         include=[{"brand": ["b1", "b2", "b3"]}, 13],
         exclude={"shelf": 1},
@@ -317,7 +317,7 @@ def test_a_file_of_rules_is_written_by_hand(tmp_path: Path, model: eq.EASE) -> N
         ("boost = { p = [[1, 2], [true, 3]] }", SettingError, "boost of 'p' names True twice"),
     ],
 )
-def test_what_is_no_rule_is_refused_with_its_place(
+def test_an_unknown_rule_is_refused_with_its_place(
     tmp_path: Path, text: str, error: Any, message: str
 ) -> None:
     (tmp_path / "rules.toml").write_text(text)
@@ -360,7 +360,7 @@ def test_attributes_are_needed_only_by_rules_that_look_at_them(synthetic: Intera
             model.recommend("u3", rules=rules)
 
 
-def test_names_that_no_item_has_are_logged_not_refused(
+def test_unknown_names_in_rules_are_logged_and_not_refused(
     model: eq.EASE, caplog: pytest.LogCaptureFixture
 ) -> None:
     rules = eq.Rules(exclude=[{"brand": "b99"}, -7])
@@ -371,7 +371,7 @@ def test_names_that_no_item_has_are_logged_not_refused(
     assert "pinned without a score, as the model does not know them: 'x'" in caplog.text
 
 
-def test_attributes_are_looked_at_once(model: eq.EASE) -> None:
+def test_attributes_are_looked_up_once(model: eq.EASE) -> None:
     calls = []
     rules = eq.Rules(exclude=lambda item: calls.append(item) or False)
     for user in ("u1", "u2"):
@@ -379,7 +379,7 @@ def test_attributes_are_looked_at_once(model: eq.EASE) -> None:
     assert len(calls) == 80
 
 
-def test_what_is_no_rules_is_refused(model: eq.EASE) -> None:
+def test_an_object_that_is_not_rules_is_refused(model: eq.EASE) -> None:
     with pytest.raises(SettingError, match=r"rules must be eq\.Rules or the path"):
         model.recommend("u3", rules=3)
     with pytest.raises(SettingError, match="'pins' is not a rule; did you mean 'pin'"):
@@ -444,7 +444,7 @@ def kinds(synthetic: Interactions) -> eq.Popularity:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_values_of_every_kind_are_the_same_after_a_file(
+def test_values_of_every_kind_survive_a_file(
     kinds: eq.Popularity, name: str, tmp_path: Path
 ) -> None:
     for place, value in enumerate(KINDS[name]):
@@ -488,7 +488,7 @@ def test_values_of_every_kind_are_the_same_after_a_file(
         ("flag", "None", None),
     ],
 )
-def test_a_text_stands_for_a_value_that_is_written_so(
+def test_a_string_matches_a_value_with_this_spelling(
     kinds: eq.Popularity, name: str, key: str, place: int | None
 ) -> None:
     """The keys of JSON and TOML are always text."""
@@ -545,7 +545,7 @@ def films(synthetic: Interactions) -> eq.EASE:
         ("", set()),
     ],
 )
-def test_rules_see_each_value_of_a_text_of_several(
+def test_rules_match_each_value_of_a_text_with_several(
     films: eq.EASE, value: Any, fitting: set[int]
 ) -> None:
     every = films.recommend([[0]], k=80, exclude_seen=False).items[0]
@@ -671,7 +671,7 @@ def test_an_unknown_pin_is_not_shown_where_it_may_not_be(shop: eq.EASE) -> None:
     assert listed(data) == [False, True]
 
 
-def test_unknown_pins_beside_integers(synthetic: Interactions, tmp_path: Path) -> None:
+def test_unknown_pins_among_integer_ids(synthetic: Interactions, tmp_path: Path) -> None:
     model = eq.Popularity().fit(synthetic)
     best = model.recommend("u3", k=3).items[0]
     numbers = model.recommend("u3", k=4, rules=eq.Rules(pin=["9", 9, 11]))

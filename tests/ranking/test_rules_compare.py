@@ -264,7 +264,7 @@ def test_comparisons_survive_a_file(model: eq.Popularity, tmp_path: Path) -> Non
     assert eq.Rules.load(tmp_path / "typed.toml").settings()["min_users"] == 3
 
 
-def test_evaluation_compares_with_the_moment_that_it_is_told(data: Interactions) -> None:
+def test_evaluation_compares_dates_with_now(data: Interactions) -> None:
     split = eq.split.strong(data, valid=0, test=0.3, seed=1)
     model = eq.Popularity().fit(split.train)
     rules = {"include": {"published": {"within": "30d"}}}

@@ -78,7 +78,7 @@ def test_nothing_is_wider_than_the_window(browser: Browser, page: Path, width: i
     assert browser.run(smallest) > 8
 
 
-def test_everything_that_needs_a_name_has_one(browser: Browser, page: Path) -> None:
+def test_controls_and_images_have_names(browser: Browser, page: Path) -> None:
     browser.open(page)
     browser.ask("Accessibility.enable")
     nodes = browser.ask("Accessibility.getFullAXTree")["nodes"]

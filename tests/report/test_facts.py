@@ -196,7 +196,7 @@ def test_the_glance_names_a_difference_only_where_there_is_one(facts: dict[str, 
     assert "clearly worse" in glance({**facts, "tests": [worse]})[0]
 
 
-def test_settings_are_told_with_the_numbers_taken_from_the_data(split: eq.split.Split) -> None:
+def test_settings_are_shown_with_their_automatic_values(split: eq.split.Split) -> None:
     model = eq.EDLAE(normalizer=eq.DAN()).fit(split.train)
     words = model.summary()
     assert "auto" not in words

@@ -82,7 +82,7 @@ def test_the_script_gets_the_same_lists_as_the_page_shows(
     assert stored["own"] == fitted_step
 
 
-def test_nothing_is_loaded_from_elsewhere(tree: Node, html: str) -> None:
+def test_nothing_is_loaded_from_another_host(tree: Node, html: str) -> None:
     assert not list(tree.all("iframe", "object", "embed", "video", "audio", "base"))
     for node in tree.all():
         assert "src" not in node.attributes
@@ -108,7 +108,7 @@ def test_ids_are_unique_and_references_lead_somewhere(tree: Node) -> None:
             assert node.attributes["href"][1:] in ids
 
 
-def test_images_tables_and_headings_can_be_heard(tree: Node) -> None:
+def test_images_tables_and_headings_are_accessible(tree: Node) -> None:
     charts = list(tree.all("svg"))
     assert len(charts) == 8
     for chart in charts:

@@ -78,7 +78,7 @@ def outcomes(folder: Path, before: str) -> dict[str, str]:
     return dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
 
 
-def test_a_fork_of_a_process_that_has_used_polars_is_told_to_spawn(tmp_path: Path) -> None:
+def test_a_fork_after_polars_was_used_is_refused(tmp_path: Path) -> None:
     found = outcomes(tmp_path, "used")
     refused = ("read", "load", "save", "recommend_to", "evaluate", "show", "union", "rules")
     assert {name: found[name] for name in refused} == dict.fromkeys(refused, "ForkError True")

@@ -57,7 +57,7 @@ def test_a_kernel_of_a_file_is_found_again_where_nothing_can_be_written(tmp_path
     assert from_the_cache(module, tmp_path / "none", "EROFS") == 0
 
 
-def test_a_full_disk_costs_a_kernel_its_cache_alone(tmp_path: Path) -> None:
+def test_a_full_disk_only_disables_the_kernel_cache(tmp_path: Path) -> None:
     module = tmp_path / "kernel.py"
     module.write_text(KERNEL)
     assert from_the_cache(module, tmp_path / "full", "ENOSPC") == 0

@@ -159,7 +159,7 @@ def test_replays_change_nothing(api: Api) -> None:
     assert items(api.get("/v1/users/new")) == [3]
 
 
-def test_seen_items_come_back_only_when_asked_for(api: Api) -> None:
+def test_seen_items_are_listed_only_on_request(api: Api) -> None:
     first = items(api.get("/v1/recommend/u5?k=5"))
     events = [{"user": "u5", "item": item, "mark": "seen"} for item in first]
     answer = api.post("/v1/events", {"events": events}).json()
@@ -249,7 +249,7 @@ def test_rules_are_those_of_the_model(
         ("/etc/passwd", "rules"),
     ],
 )
-def test_rules_that_are_none_are_refused(standing: Api, rules: Any, words: str) -> None:
+def test_invalid_rules_are_refused(standing: Api, rules: Any, words: str) -> None:
     answer = standing.post("/v1/recommend", {"user": "u5", "rules": rules})
     assert answer.status_code == 422, answer.text
     assert words in answer.json()["detail"]
@@ -519,7 +519,7 @@ def test_models_and_their_facts(standing: Api) -> None:
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_tricks_in_ids_are_data(standing: Api, trick: str) -> None:
+def test_hostile_ids_are_treated_as_data(standing: Api, trick: str) -> None:
     click(standing, trick, trick, 3, type="view", id=trick)
     from urllib.parse import quote
 
@@ -571,7 +571,7 @@ PROBLEMS: list[tuple[str, str, Any, int, str]] = [
 
 
 @pytest.mark.parametrize(("method", "path", "body", "status", "words"), PROBLEMS)
-def test_every_refusal_is_a_problem(
+def test_every_refusal_is_problem_details(
     standing: Api, method: str, path: str, body: Any, status: int, words: str
 ) -> None:
     options = {} if body is None else {"json": body}
@@ -679,7 +679,7 @@ def test_damaged_attributes_in_the_store_fail_no_request(
         assert any(getattr(r, "fields", {}).get("item") == item for r in caplog.records), item
 
 
-def test_an_experiment_deals_users_and_records_lists(served: Serve) -> None:
+def test_an_experiment_assigns_users_and_records_lists(served: Serve) -> None:
     experiment = {"name": "dial", "models": {"default": 3, "plain": 1}}
     api = served(experiments=[experiment])
     users = [f"v{n}" for n in range(100)]
@@ -753,7 +753,7 @@ def test_numbers_of_a_replaced_model_leave_the_folder(
         assert one.get("/v1/model?name=plain").json()["shown"] == 0.1
 
 
-def test_a_reload_swaps_or_keeps(models: Path, served: Serve) -> None:
+def test_a_reload_swaps_all_models_or_none(models: Path, served: Serve) -> None:
     api = served(models={"default": str(models / "dan")})
     before = api.get("/v1/model").json()["version"]
     eq.load(models / "plain").save(models / "dan")
@@ -786,7 +786,7 @@ def test_models_that_another_process_saves_are_loaded(models: Path, served: Serv
     assert api.get("/v1/model").json()["version"] != before
 
 
-def test_a_store_without_its_file_is_told_and_taken_up_again(api: Api, tmp_path: Path) -> None:
+def test_a_removed_store_file_is_reported_and_replaced(api: Api, tmp_path: Path) -> None:
     click(api, "new", 3)
     assert api.get("/readyz").status_code == 200
     path = tmp_path / "events.db"

@@ -98,12 +98,12 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changed", "words"), MISTAKES)
-def test_a_mistake_is_named(changed: dict[str, Any], words: str) -> None:
+def test_an_invalid_setting_is_named(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingError, match=words):
         Config.read(None, {"models": {"default": "x"}, **changed})
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         Config.read(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("a = = b")

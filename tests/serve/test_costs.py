@@ -152,7 +152,7 @@ def test_large_requests_are_refused_before_any_work(
     assert all(word in answer.json()["detail"] for word in words), answer.text
 
 
-def test_the_cost_and_what_would_lower_it_are_told(served: Serve) -> None:
+def test_a_refusal_states_the_cost_and_how_to_lower_it(served: Serve) -> None:
     api = served(limits={"cost": 300_000})
     assert api.post("/v1/recommend", {"user": "u5", "k": 5}).status_code == 200
     history = list(range(3, 803, 10))
@@ -197,7 +197,7 @@ WRONG: dict[str, tuple[str, dict[str, Any] | list[Any]]] = {
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_many_mistakes_are_told_as_one(standing: Api, mistake: str) -> None:
+def test_many_errors_are_reported_as_one(standing: Api, mistake: str) -> None:
     path, body = WRONG[mistake]
     text = json.dumps(body, separators=(",", ":"))
     headers = {"content-type": "application/json"}
@@ -207,7 +207,7 @@ def test_many_mistakes_are_told_as_one(standing: Api, mistake: str) -> None:
     assert peak < 60e6  # an error for each takes 200 MB or more
 
 
-def test_ordinary_use_is_not_refused(standing: Api) -> None:
+def test_ordinary_requests_are_not_refused(standing: Api) -> None:
     requests = [{"user": f"u{n}", "k": 20} for n in range(1000)]
     answers = standing.post("/v1/recommend:batch", {"requests": requests}).json()["answers"]
     assert len(answers) == 1000

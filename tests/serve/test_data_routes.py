@@ -147,7 +147,7 @@ def test_imports_may_be_larger_than_other_bodies(served: Serve) -> None:
     assert send(api, b"{}", {"content-type": "text/plain"}).status_code == 415
 
 
-def test_a_full_folder_for_temporary_files_is_said(
+def test_a_full_folder_for_temporary_files_is_reported(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     click(api, "ann", 3)

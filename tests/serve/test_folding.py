@@ -97,7 +97,7 @@ def numbered(tmp_path: Path) -> Path:
 GUESTS = [("guest-7f3a", "10"), ("guest-7f3a", "20"), ("1", "sku-9"), ("07", "30"), ("12", "20")]
 
 
-def test_ids_of_another_kind_are_taken_in(numbered: Path, store: Store) -> None:
+def test_ids_of_another_type_are_added(numbered: Path, store: Store) -> None:
     store.do(store.add([event(n, *pair) for n, pair in enumerate(GUESTS)]))
     store.do(store.forget("5"))
     before = eq.load(numbered).data_
@@ -247,7 +247,7 @@ def test_a_dislike_takes_an_item_out_of_the_history(shop: Shop, folded: tuple[in
 
 
 @pytest.mark.parametrize("folded", [(), (0,), (1,), (0, 1, 2)])
-def test_what_comes_after_a_dislike_counts_again(shop: Shop, folded: tuple[int, ...]) -> None:
+def test_events_after_a_dislike_count_again(shop: Shop, folded: tuple[int, ...]) -> None:
     for step, send in enumerate([shop.dislike, shop.send, shop.send]):
         send("u1", "tea")
         if step in folded:

@@ -40,7 +40,7 @@ def test_a_record_with_entries_has_a_line_for_each(
     assert (first["route"], first["token"], second["route"]) == ("/v1/items", "Ω", "/")
 
 
-def test_a_log_that_is_gone_fails_no_request(
+def test_a_missing_log_fails_no_request(
     logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Gone(io.StringIO):

@@ -267,7 +267,7 @@ def test_marks_on_the_curve_are_at_the_place_of_their_item(
     assert all(circles[title] == diamonds[title] for title in common)
 
 
-def test_nothing_found_is_said(browser: Browser, service: Process) -> None:
+def test_an_empty_search_is_announced(browser: Browser, service: Process) -> None:
     opened(browser, service)
     type_text(browser, "search", "no such title")
     message = "document.getElementById('search-status').textContent"
@@ -402,7 +402,7 @@ def test_nothing_is_wider_than_the_window(browser: Browser, service: Process, wi
 
 
 @pytest.mark.parametrize("view", ["try", "operate"])
-def test_everything_has_a_name_and_focus_can_be_seen(
+def test_controls_have_names_and_focus_is_visible(
     browser: Browser, service: Process, view: str
 ) -> None:
     opened(browser, service)
@@ -421,7 +421,7 @@ def test_everything_has_a_name_and_focus_can_be_seen(
             assert node.get("name", {}).get("value"), node
 
 
-def test_light_dark_and_no_request_to_elsewhere(
+def test_light_and_dark_mode_need_no_other_host(
     browser: Browser, service: Process, tmp_path: Path
 ) -> None:
     ground = "getComputedStyle(document.documentElement).backgroundColor"

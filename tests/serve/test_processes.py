@@ -128,7 +128,7 @@ def test_a_reload_waits_for_a_worker_that_is_starting(
     assert service.workers() == started
 
 
-def test_a_folder_goes_when_the_last_who_holds_it_is_gone(
+def test_a_folder_is_deleted_with_its_last_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -106,7 +106,7 @@ def test_estimates_are_unbiased_and_intervals_hold_the_truth() -> None:
     assert spreads["snips"] < spreads["ips"]
 
 
-def test_without_a_difference_one_is_seldom_found() -> None:
+def test_without_a_difference_few_experiments_find_one() -> None:
     shop = Shop(400, seed=2)
     order = shop.ranking[:, :POOL].copy()
     order[:, :K] = order[:, [1, 0, 2, 3]]  # two items change places, which THETA tells apart

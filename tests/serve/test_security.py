@@ -42,7 +42,7 @@ def bearer(secret: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("method", "path", "needed"), ASKED)
-def test_a_role_opens_what_it_should(served: Serve, method: str, path: str, needed: str) -> None:
+def test_a_role_allows_its_routes(served: Serve, method: str, path: str, needed: str) -> None:
     api = served(tokens=TOKENS)
     options = {"json": BODIES[path]} if path in BODIES else {}
     assert api.request(method, path, **options).status_code == 401
@@ -131,7 +131,7 @@ def test_an_id_that_is_taken_can_be_read_and_deleted(served: Serve, name: str) -
     assert api.get("/v1/users/a").json()["events"] == 1
 
 
-def test_a_path_that_is_no_text_is_refused(served: Serve) -> None:
+def test_a_path_that_is_not_utf8_is_refused(served: Serve) -> None:
     api = served()
     answer = api.delete("/v1/users/%ff")
     assert answer.status_code == 400
@@ -139,13 +139,13 @@ def test_a_path_that_is_no_text_is_refused(served: Serve) -> None:
     assert api.get(f"/v1/users/{quote(chr(0xFFFD))}").status_code == 200
 
 
-def test_what_is_open_needs_no_token(served: Serve) -> None:
+def test_public_routes_need_no_token(served: Serve) -> None:
     api = served(tokens=TOKENS)
     for path in ("/", "/docs", "/openapi.json", "/healthz", "/readyz", "/page/page.js"):
         assert api.get(path).status_code == 200, path
 
 
-def test_without_tokens_only_this_machine_may_ask(served: Serve) -> None:
+def test_without_tokens_only_this_machine_may_send_requests(served: Serve) -> None:
     api = served(address="192.0.2.7")
     assert api.get("/v1/models").status_code == 403
     assert api.get("/healthz").status_code == 403
@@ -169,7 +169,7 @@ def test_secrets_are_neither_shown_nor_logged(
     assert "a-long-secret" not in repr(config)
 
 
-def test_no_other_site_may_ask_unless_it_is_named(served: Serve) -> None:
+def test_other_sites_are_refused_unless_named_in_cors(served: Serve) -> None:
     origin = {"origin": "https://shop.example"}
     assert "access-control-allow-origin" not in served().get("/v1/models", headers=origin).headers
     api = served(cors=["https://shop.example"])
@@ -179,7 +179,7 @@ def test_no_other_site_may_ask_unless_it_is_named(served: Serve) -> None:
     assert "access-control-allow-origin" not in other.headers
 
 
-def test_a_page_of_another_site_may_not_tell_a_service_of_this_machine(served: Serve) -> None:
+def test_a_page_of_another_site_cannot_write_to_a_local_service(served: Serve) -> None:
     def sent(api: Any, origin: str) -> int:
         # a browser sends this without asking first
         return int(api.post("/v1/admin/reload", headers={"origin": origin}).status_code)
@@ -219,7 +219,7 @@ def test_a_rate_is_kept_to(served: Serve) -> None:
     assert int(answer.headers["retry-after"]) > 1
 
 
-def test_wrong_tokens_of_an_address_are_limited_and_right_ones_go_on(served: Serve) -> None:
+def test_wrong_tokens_of_an_address_are_limited_and_valid_ones_work(served: Serve) -> None:
     api = served(address="192.0.2.7", tokens=TOKENS)
     statuses = []
     for number in range(60):
@@ -255,7 +255,7 @@ def test_the_table_of_addresses_stays_small(monkeypatch: pytest.MonkeyPatch) -> 
     assert network("2001:db8::1") == network("2001:db8::ffff:1") != network("2001:db8:0:1::1")
 
 
-def test_an_internal_error_tells_nothing(served: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_reveals_nothing(served: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     api = served()
 
     def broken(*_: object) -> None:
@@ -268,7 +268,7 @@ def test_an_internal_error_tells_nothing(served: Serve, monkeypatch: pytest.Monk
     assert answer.json()["type"].endswith(":internal")
 
 
-def test_a_request_id_is_taken_over_where_it_is_sound(served: Serve) -> None:
+def test_a_valid_request_id_is_kept(served: Serve) -> None:
     api = served()
     answer = api.get("/healthz", headers={"x-request-id": "abcd-1234-efgh"})
     assert answer.headers["x-request-id"] == "abcd-1234-efgh"

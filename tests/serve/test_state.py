@@ -149,7 +149,7 @@ def test_reasons_of_a_long_history_fit_in_memory(tmp_path: Path) -> None:
     assert peak < 4 * n_items * length / 2  # half of what the history's rows of scores take
 
 
-def test_ids_are_found_under_their_text(saved: Path) -> None:
+def test_ids_are_found_by_their_text(saved: Path) -> None:
     loaded = Served.open("m", str(saved / "dan"))
     history = loaded.history_of_items(
         ["3", "03", "+3", " 3", "3.0", "999999999999999999999", "-3", ""]
@@ -198,7 +198,7 @@ def test_signals_weigh_live_events_as_they_weighed_the_training_data(tmp_path: P
     assert [loaded.ids[n] for n in loaded.top(history, 3, all_items).places] == expected
 
 
-def test_a_replaced_model_goes_although_nothing_looks_for_garbage(
+def test_a_replaced_model_is_freed_without_garbage_collection(
     models: Path, tmp_path: Path
 ) -> None:
     config = Config.read(

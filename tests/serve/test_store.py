@@ -373,7 +373,7 @@ def test_a_client_that_hangs_in_a_transaction_blocks_no_other(postgres: Postgres
     store.close()
 
 
-def test_a_store_finds_its_way_to_a_server_that_takes_writes(postgres: Postgres) -> None:
+def test_a_store_reconnects_to_a_server_that_accepts_writes(postgres: Postgres) -> None:
     import psycopg
 
     empty(postgres.url)

@@ -334,7 +334,7 @@ def test_an_event_changes_the_trend_in_every_worker_within_a_second(
     assert {first() for _ in range(40)} == {item}
 
 
-def test_models_tell_their_forecast(served: Serve, log: Interactions, tmp_path: Path) -> None:
+def test_models_report_their_forecast(served: Serve, log: Interactions, tmp_path: Path) -> None:
     model = eq.EASE(l2=5.0).fit(log)
     model.save(tmp_path / "m")
     api = served(models={"default": str(tmp_path / "m")})

@@ -124,7 +124,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_a_file_that_is_no_search_is_refused_and_stays_as_it_is(
+def test_a_file_that_is_not_a_search_is_refused_and_unchanged(
     split: Split, tmp_path: Path, kind: str
 ) -> None:
     storage = tmp_path / "notes"
@@ -185,7 +185,7 @@ OTHER_SEARCHES: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", OTHER_SEARCHES)
-def test_a_search_of_anything_else_is_refused_and_stays_as_it_is(
+def test_the_storage_of_another_search_is_refused_and_unchanged(
     split: Split, tmp_path: Path, case: str
 ) -> None:
     storage = tmp_path / "search.jsonl"
@@ -198,7 +198,7 @@ def test_a_search_of_anything_else_is_refused_and_stays_as_it_is(
     assert storage.read_bytes() == before
 
 
-def test_a_search_judged_by_another_protocol_is_refused(split: Split, tmp_path: Path) -> None:
+def test_a_search_with_another_protocol_is_refused(split: Split, tmp_path: Path) -> None:
     storage = tmp_path / "search.jsonl"
     eq.tune(eq.EASE, split, grid=ALPHAS, storage=storage)
     valid = dataclasses.replace(split.valid, protocol="weak")
@@ -217,7 +217,7 @@ def test_other_models_are_not_resumed_with_another_grid(split: Split, tmp_path: 
     assert tuned.model.neighbours == tuned.best["neighbours"] == 40
 
 
-def test_the_same_grid_written_otherwise_goes_on(split: Split, tmp_path: Path) -> None:
+def test_the_same_grid_in_another_spelling_resumes(split: Split, tmp_path: Path) -> None:
     storage = tmp_path / "search.jsonl"
     first = eq.tune(eq.EASE, split, grid=ALPHAS, storage=storage)
     for grid in ({"l2": [10, 1], "alpha": (0.3, 0)}, {"alpha": [0.0, 0.3], "l2": [1.0, 10.0]}):
@@ -225,7 +225,7 @@ def test_the_same_grid_written_otherwise_goes_on(split: Split, tmp_path: Path) -
         assert (again.solves, again.resumed) == (0, first.solves)
 
 
-def test_more_trials_of_the_same_search_go_on(split: Split, tmp_path: Path) -> None:
+def test_more_trials_resume_the_same_search(split: Split, tmp_path: Path) -> None:
     storage = tmp_path / "search.jsonl"
     eq.tune(eq.EASE, split, trials=2, storage=storage)
     more = eq.tune(eq.EASE, split, trials=5, storage=storage, budget="1h")

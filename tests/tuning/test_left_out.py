@@ -41,7 +41,7 @@ def test_the_chosen_solve_is_the_model(synthetic: Interactions, solves: list[int
     assert tuned.best["ndcg@20"] == best["ndcg@20"]
 
 
-def test_with_nothing_set_seven_solves_choose_among_three_families(
+def test_the_default_search_compares_three_families_in_seven_solves(
     synthetic: Interactions, solves: list[int]
 ) -> None:
     tuned = eq.tune(synthetic, users=60)
@@ -125,7 +125,7 @@ def test_the_estimate_is_over_users_for_whom_the_metric_is_defined(
         ((0.3, 0.1), (0.29999, 0.1001), "for less than 1% of tail_ndcg@20"),
     ],
 )
-def test_the_sentence_tells_what_was_given_for_what(
+def test_the_sentence_describes_the_trade_off(
     top: tuple[float, float], chosen: tuple[float, float], words: str
 ) -> None:
     names = ("ndcg@20", "tail_ndcg@20")
@@ -156,7 +156,7 @@ def test_preferences_give_accuracy_for_the_tail_within_their_reach(
     assert criterion.choose(points) == expected
 
 
-def test_a_search_goes_on_from_its_storage(synthetic: Interactions, tmp_path: Path) -> None:
+def test_a_search_resumes_from_its_storage(synthetic: Interactions, tmp_path: Path) -> None:
     options: dict[str, Any] = {"users": 40, "storage": tmp_path / "search.jsonl"}
     eq.tune(eq.EASE, synthetic, trials=3, **options)
     tuned = eq.tune(eq.EASE, synthetic, trials=5, **options)
@@ -208,7 +208,7 @@ def test_refit_on_all_takes_repeats_new_users_and_new_items() -> None:
     assert eq.evaluate(tuned.model, split.test, bootstrap=0).n_users == 2
 
 
-def test_what_makes_no_sense_is_refused(
+def test_contradictory_settings_are_refused(
     synthetic: Interactions, split: Split, solves: list[int]
 ) -> None:
     with pytest.raises(SettingError, match="GFCF is tuned on a split"):
@@ -269,7 +269,7 @@ def test_weights_that_are_told_apart_by_the_model_or_all_alike_are_not_compared(
     assert "transform" not in eq.tune(eq.EASE, synthetic, users=50, trials=1).trials.columns
 
 
-def test_a_comparison_of_weights_goes_on_from_its_storage(
+def test_a_comparison_of_weights_resumes_from_its_storage(
     hours: Interactions, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"users": 40, "storage": tmp_path / "search.jsonl"}

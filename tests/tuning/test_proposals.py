@@ -112,7 +112,7 @@ def test_search_follows_the_walk_and_is_exact_where_it_went(split: Split) -> Non
     assert short.trials.join(complete.trials, on=columns).height == short.trials.height
 
 
-def test_interrupted_walk_goes_on_as_if_it_had_not_been(split: Split, tmp_path: Path) -> None:
+def test_an_interrupted_walk_continues_identically(split: Split, tmp_path: Path) -> None:
     class Stop(Exception):
         pass
 

@@ -140,7 +140,7 @@ def test_metrics_are_those_of_evaluate(
     assert tuned.best[metric] == result[metric]
 
 
-def test_metrics_that_should_be_small_are_made_small(split: Split) -> None:
+def test_metrics_to_minimise_are_minimised(split: Split) -> None:
     tuned = eq.tune(eq.EASE, split, grid=GRID, metric="popularity@10", objectives=["lift@10"])
     assert tuned.best["popularity@10"] == tuned.trials["popularity@10"].min()
 
@@ -257,7 +257,7 @@ def test_a_solve_that_fails_is_a_trial_with_its_reason(
     assert again.trials.equals(tuned.trials)
 
 
-def test_proposals_go_on_after_a_solve_that_fails(
+def test_proposals_continue_after_a_failed_solve(
     split: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("optuna")
@@ -280,7 +280,7 @@ def test_a_search_whose_solves_all_fail_says_why(shallow: Split) -> None:
         eq.tune(eq.EASE, shallow, grid={"l2": [1e-12, 2e-12]}, engine="dense")
 
 
-def test_progress_of_a_search_by_leave_one_out_never_sinks(synthetic: Interactions) -> None:
+def test_progress_of_a_search_by_leave_one_out_never_decreases(synthetic: Interactions) -> None:
     seen: list[SearchProgress] = []
     eq.tune(synthetic, users=60, prefer="tail", progress=seen.append)
     values = [progress.best_value for progress in seen]
@@ -333,7 +333,7 @@ def test_order_of_the_search_does_not_decide_between_equals(split: Split) -> Non
     assert short.best == complete.best
 
 
-def test_a_budget_is_held_against_the_fits_of_the_model_itself() -> None:
+def test_a_budget_accounts_for_the_measured_fits() -> None:
     """A dense solve of this many items would take hours; item neighbourhoods take no time."""
 
     def wide(*rows: list[int]) -> Interactions:
@@ -447,7 +447,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("model", "options", "sentence"), REFUSED)
-def test_what_makes_no_sense_is_refused(
+def test_contradictory_settings_are_refused(
     split: Split, model: Any, options: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(SettingError, match=re.escape(sentence)):

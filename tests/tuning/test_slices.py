@@ -160,7 +160,7 @@ def test_other_models_are_measured_on_time_too(log):
     assert math.isfinite(tuned.estimate.value)
 
 
-def test_steps_go_on_from_the_best_point():
+def test_steps_continue_from_the_best_point():
     def value(point):
         return -abs(point["l2"] - 100.0) - (0 if point["decay"] == "30d" else 50)
 

@@ -42,7 +42,7 @@ SEARCHED = [
 
 
 @pytest.mark.parametrize("kind", SEARCHED)
-def test_every_space_is_one_of_its_model(split: Split, kind: Any) -> None:
+def test_every_search_space_is_valid_for_its_model(split: Split, kind: Any) -> None:
     space = Space.of(kind, None, split.train)
     assert space.size == len(space.outer()) > 1
     for point in (space.outer()[0], space.outer()[-1]):
@@ -153,7 +153,7 @@ def test_session_models_are_not_tuned_by_leave_one_out(visits: Split) -> None:
         eq.tune(eq.STAN, visits.train)
 
 
-def test_a_session_model_takes_no_fit_of_another_kind(visits: Split) -> None:
+def test_a_session_model_does_not_reuse_another_kind_of_fit(visits: Split) -> None:
     fitted = eq.SLIST(l2=2.0, normalizer=eq.DAN(0.1, 0.4)).fit(visits.train)
     reused = eq.SLIST(l2=2.0, decay_inference=9.0, normalizer=eq.DAN(0.3, 0.4)).reuse(fitted)
     assert reused.system_ is fitted.system_

@@ -76,7 +76,7 @@ def test_it_is_cross_validated_beside_their_models(frame: pd.DataFrame) -> None:
     assert 0 <= recommended["metrics"][0]["recall"] <= 1
 
 
-def test_nobody_gets_no_lists(frame: pd.DataFrame) -> None:
+def test_no_users_give_no_lists(frame: pd.DataFrame) -> None:
     dataset = Dataset.construct(frame)
     model = EquipoiseModel(eq.EASE(l2=20, dropout=0)).fit(dataset)
     nobody = np.empty(0, np.int64)

@@ -37,7 +37,7 @@ def test_every_name_of_the_catalogue_is_listed_once() -> None:
 
 
 @pytest.mark.parametrize("name", datasets.names())
-def test_every_data_set_tells_its_origin_licence_files_and_recipe(name: str) -> None:
+def test_every_data_set_has_its_origin_licence_files_and_recipe(name: str) -> None:
     entry = datasets.info(name)
     shown = str(entry)
     assert entry.name == name

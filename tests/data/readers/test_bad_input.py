@@ -99,7 +99,7 @@ COLUMNS = "the columns are 'user_id', 'item_id', 'rating', 'ts'"
         (b"PK\x03\x04abc", {}, ["a zip archive or an Excel workbook"]),
     ],
 )
-def test_a_file_of_no_use_is_refused(tmp_path, content, settings, expected):
+def test_an_unreadable_kind_of_file_is_refused(tmp_path, content, settings, expected):
     message = refusal(write(tmp_path, content), **settings)
     for part in expected:
         assert part in message
@@ -205,7 +205,7 @@ def test_an_empty_or_damaged_file_is_refused(tmp_path, name, content, expected):
         (np.eye(2), {"items": 7}, ["items= has 1 ids for 2 items"]),
     ],
 )
-def test_an_object_of_no_use_is_refused(source, settings, expected):
+def test_an_unreadable_kind_of_object_is_refused(source, settings, expected):
     message = refusal(source, **settings)
     for part in expected:
         assert part in message
@@ -325,7 +325,7 @@ def test_integers_beyond_2_53_in_a_float_column_are_refused_or_skipped(caplog):
     assert skipped(frame, caplog).users.tolist() == [1, 3]
 
 
-def test_fractions_are_no_ids(tmp_path, caplog):
+def test_fractions_are_not_ids(tmp_path, caplog):
     path = write(tmp_path, b"user,item\n1.0,10\n2.5,10\n3.0,11\n")
     assert "line 3: column 'user' (2.5) is not a whole number, so not a user id" in refusal(path)
     assert skipped(path, caplog).users.tolist() == [1, 3]
@@ -436,7 +436,7 @@ def test_a_json_line_that_cannot_be_parsed_is_refused_or_skipped(tmp_path, caplo
     assert data.users.tolist() == [1, 3]
 
 
-def test_settings_that_mean_nothing_are_refused():
+def test_invalid_settings_are_refused():
     pairs = [(1, 2), (2, 3)]
     for wrong in (
         {"on_bad": "ignore"},

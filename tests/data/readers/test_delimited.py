@@ -151,7 +151,7 @@ def test_text_is_cut_into_records_and_fields(tmp_path, content, settings, users)
     assert eq.read(path, **settings).users.tolist() == users
 
 
-def test_what_was_left_out_or_matched_is_said(tmp_path):
+def test_notes_report_what_was_left_out_or_matched(tmp_path):
     path = tmp_path / "events.csv"
     path.write_text("user,item\n1,2\n\n2,3\n\n")
     notes = eq.read(str(path.with_name("event[s].csv"))).notes
@@ -245,7 +245,7 @@ def test_lines_may_end_in_carriage_returns(tmp_path, name, text):
 
 
 @pytest.mark.parametrize("text", ["user,item\nann,tea\nbob,milk\n", '1,"2"\n3,4\n', "1,2\n3,4\n"])
-def test_line_ends_that_were_written_twice_are_no_part_of_the_ids(tmp_path, text):
+def test_doubled_line_ends_are_not_part_of_ids(tmp_path, text):
     path = tmp_path / "events.csv"
     path.write_text(text)
     expected = eq.read(path)
@@ -367,7 +367,7 @@ def test_a_first_line_that_could_be_either_is_refused_until_header_settles_it(tm
     assert eq.read(path, header=True, user=0, item=1, on_bad="skip").n_users == rows - 1
 
 
-def test_a_first_line_of_words_that_is_taken_as_a_header_is_said(tmp_path):
+def test_a_first_line_of_words_is_noted_as_the_header(tmp_path):
     path = tmp_path / "events.csv"
     path.write_text("ann,tea\nbob,milk\ncleo,salt\n")
     data = eq.read(path, user=0, item=1)

@@ -98,7 +98,7 @@ def test_bad_rows_of_a_sheet_are_named_as_excel_counts_them(tmp_path: Path) -> N
         eq.read(path)
 
 
-def test_what_is_no_workbook_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_workbook_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "shop.xlsx"
     path.write_bytes(b"PK\x03\x04 and nothing more")
     with pytest.raises(DataError, match=r"shop\.xlsx is not a whole Excel workbook"):

@@ -162,7 +162,7 @@ PAIRS = pl.DataFrame({"user": [1, 2], "item": [1, 2], "ts": [1, 2]})
         ),
     ],
 )
-def test_parts_that_are_no_one_table_are_refused(tmp_path, files, message):
+def test_parts_of_different_tables_are_refused(tmp_path, files, message):
     with pytest.raises(DataError, match=message):
         eq.read(fill(tmp_path, files))
 

@@ -116,7 +116,7 @@ def test_another_mark_may_enclose_fields(tmp_path):
     [{"quote": "ab"}, {"quote": "é"}, {"escape": "x"}, {"escape": '"'},
      {"quote": "", "escape": "\\"}],
 )  # fmt: skip
-def test_marks_that_cannot_be_are_refused(tmp_path, settings):
+def test_invalid_quotation_marks_are_refused(tmp_path, settings):
     with pytest.raises(SettingError, match=r"(quote|escape) "):
         eq.read(written(tmp_path, ROWS), **settings)
 

@@ -65,7 +65,7 @@ def test_a_ratings_file_with_other_columns_is_a_plain_table(tmp_path):
     assert eq.read(tmp_path / "ratings.csv").catalogue is None
 
 
-def test_recbole_files_drop_their_types_and_bring_labels(tmp_path):
+def test_recbole_files_drop_their_types_and_have_titles(tmp_path):
     folder = tmp_path / "ml"
     folder.mkdir()
     head = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
@@ -288,7 +288,7 @@ def test_strong_folders_share_items_and_align_history_with_targets(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [np.array([1.5, 2.0]), np.array([True, False])])
-def test_ids_of_an_npz_part_that_are_no_whole_numbers_are_refused(tmp_path, wrong):
+def test_fractional_ids_of_an_npz_part_are_refused(tmp_path, wrong):
     np.savez(tmp_path / "train.npz", users=np.array([1, 2]), items=np.array([1, 2]))
     np.savez(tmp_path / "test.npz", users=wrong, items=np.array([1, 2]))
     with pytest.raises(DataError, match=r"column 'users'"):
