@@ -6,7 +6,7 @@ expect, so both ``except EquipoiseError`` and ``except ValueError`` work.
 
 
 class EquipoiseError(Exception):
-    """Anything that goes wrong for a reason the user can mend."""
+    """An error whose cause the user can fix."""
 
     def __str__(self) -> str:
         """Return the sentence itself; `KeyError` would put quotes around it."""
@@ -26,7 +26,7 @@ class UnknownIdError(EquipoiseError, KeyError):
 
 
 class NotFittedError(EquipoiseError, AttributeError):
-    """A model was asked before it was fitted."""
+    """A model was used before it was fitted."""
 
 
 class TooBigError(EquipoiseError, MemoryError):
@@ -38,7 +38,7 @@ class SolveError(EquipoiseError, ArithmeticError):
 
 
 class FileFormatError(DataError):
-    """A saved directory that is damaged, foreign or from a newer version."""
+    """A saved directory that is damaged, of another kind or from a newer version."""
 
 
 class FetchError(EquipoiseError, OSError):
@@ -50,7 +50,7 @@ class MissingExtraError(EquipoiseError, ImportError):
 
 
 class ForkError(EquipoiseError, RuntimeError):
-    """A process made by fork in which polars, whose threads a fork does not copy, cannot work."""
+    """A forked process in which polars cannot work, because a fork does not copy its threads."""
 
 
 class ClusterError(EquipoiseError, ConnectionError):

@@ -137,7 +137,11 @@ REFUSED = [
     ("recommend model --all", 2, "--all needs --out"),
     ("recommend model --all --out recs.xls", 2, "must end in .parquet"),
     ("recommend model --all --user u1 --out {new}", 2, "give one of --user, --history, --session"),
-    ("recommend model --history ham", 1, "no item 'ham'; did you mean jam (Plum jam)?"),
+    (
+        "recommend model --history ham",
+        1,
+        "does not know the item 'ham'; did you mean jam (Plum jam)?",
+    ),
     ("recommend model --history tea --user u1", 2, "give one of"),
     ("recommend model --history [tea", 2, "not a JSON list"),
     (

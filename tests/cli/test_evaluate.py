@@ -80,7 +80,7 @@ def test_leave_one_out_needs_no_split(shop: Path, answer: Answer, run: Run) -> N
     done = run("evaluate", "model", "--leave-one-out", "--tuned-on-test")
     assert "cannot be combined with --part" in done.stderr
     done = run("evaluate", "model", "split", "--leave-one-out")
-    assert "takes MODEL only" in done.stderr
+    assert "takes only MODEL" in done.stderr
 
 
 def test_lists_rules_and_the_dial_are_evaluated(

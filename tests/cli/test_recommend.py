@@ -257,7 +257,7 @@ def test_fit_chooses_the_settings_of_a_session_model_unless_one_is_set(visits: P
     }.items():
         done = call("fit", "many.csv", name, *READ, "--model", "slist", *options)
         assert done.exit_code == 0, done.output
-        assert ("by MRR@20 in the last sessions" in done.output) == (name == "auto")
+        assert ("by MRR@20 on the last sessions" in done.output) == (name == "auto")
         fitted[name] = eq.load(visits / name)
     assert fitted["auto"].l2 == "auto"
     assert fitted["auto"].chosen_["l2"] > 0

@@ -171,10 +171,10 @@ def test_a_column_can_be_left_out() -> None:
             "the column 'xx', which the catalogue lacks; did you mean 'x'?",
         ),
         (["1", "two", None, ""], {"x": "number"}, DataError, "'x' of the catalogue: 'two' is no"),
-        (["1", "soon", None, ""], {"x": "date"}, DataError, "'soon' is no date"),
-        (["1/2", "3", None, ""], {"x": "%d/%m"}, DataError, "is no date of the form %d/%m"),
+        (["1", "soon", None, ""], {"x": "date"}, DataError, "'soon' is not a date"),
+        (["1/2", "3", None, ""], {"x": "%d/%m"}, DataError, "is not a date of the form %d/%m"),
         ([[1.0], [1.0, 2.0], None, None], {"x": "vector"}, DataError, "'x' does not hold vectors"),
-        ([["a"], ["b"], None, None], {"x": "number"}, DataError, "holds List.String., no number"),
+        ([["a"], ["b"], None, None], {"x": "number"}, DataError, "holds List.String., not number"),
         ([["a"], ["b"], None, None], {"x": "category"}, DataError, "not category; pass another"),
     ],
 )

@@ -119,10 +119,10 @@ def test_the_estimate_is_over_users_for_whom_the_metric_is_defined(
     [
         ((0.3, 0.1), (0.3, 0.1), ": the best ndcg@20"),
         ((0.3, 0.1), (0.3, 0.2), ": the best ndcg@20"),
-        ((0.3, 0.1), (0.297, 0.12), ": 1.0% of ndcg@20 below the best"),
-        ((0.3, 0.1), (0.297, 0.12), "for 20% of tail_ndcg@20"),
-        ((0.3, 0.1), (0.29999, 0.1001), "less than 0.1% of ndcg@20 below the best"),
-        ((0.3, 0.1), (0.29999, 0.1001), "for less than 1% of tail_ndcg@20"),
+        ((0.3, 0.1), (0.297, 0.12), ": ndcg@20 is 1.0% worse than the best"),
+        ((0.3, 0.1), (0.297, 0.12), "and tail_ndcg@20 is 20% better"),
+        ((0.3, 0.1), (0.29999, 0.1001), "ndcg@20 is less than 0.1% worse than the best"),
+        ((0.3, 0.1), (0.29999, 0.1001), "tail_ndcg@20 is less than 1% better"),
     ],
 )
 def test_the_sentence_describes_the_trade_off(

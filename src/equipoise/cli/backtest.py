@@ -36,7 +36,7 @@ METRIC = "ndcg@20"
 REPEATED = f"repeated_{METRIC}"
 YARDSTICKS = {
     "popular": "the items with most users of all time, the same list for every user",
-    "popular lately": "the same, with old uses counting less; half-life chosen before each cut",
+    "popular lately": "the same, with old events counting less; half-life chosen before each cut",
     "item-kNN": "items that are often used by the same users as those of the history",
 }
 

@@ -91,7 +91,7 @@ def fit(
     reading: Reading,
     searching: SearchOptions,
     no_search: Annotated[
-        bool, option("Fit once, with defaults for unset options.", "--no-search")
+        bool, option("Fit once, with defaults for all other settings.", "--no-search")
     ] = False,
     half: Annotated[
         bool, option("Save 16-bit weights: half the memory to serve, no updates.")
@@ -99,16 +99,16 @@ def fit(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Fit a model and save it; uses the train part of a saved split.
+    """Choose the settings of a model, fit it and save it.
 
-    The family and the hyper-parameters of a linear autoencoder are searched with a few solves.
-    Where DATA has times, settings are chosen for the time after the last event: several cuts are
-    made near the end, and lists of a model fitted before each cut are compared with what came
-    next. The part of recent popularity (the trend) and the decay of old events are searched too,
-    and the output has the figure to expect in the next period, beside popularity, recent
+    The family and the hyper-parameters of a linear autoencoder are searched with a few solves. If
+    DATA has times, they are chosen for the days after the last event: several cuts are made near
+    the end, and the lists of a model fitted before each cut are compared with what users took
+    next. The weight of recent popularity (the trend) and the decay of old events are searched,
+    too. The output has the figure to expect in the next period, and those of popularity, recent
     popularity and item-kNN. Without times, with --criterion leave-one-out, and for the train part
-    of a split that is not by time, settings are measured on users left out of the fit, and the
-    output has the figure to expect on new users.
+    of a split that is not by time, settings are compared on users left out of the fit, and the
+    output has the figure to expect on new users. Of a saved split, only the train part is used.
 
     Settings named by options are not searched; --l2 with --dropout means ease without a
     normalizer, unless --model or --normalizer is used. Interaction weights are compared with
@@ -116,8 +116,9 @@ def fit(
     slist are chosen by the next click in the last sessions, unless one of them is set.
     --no-search fits once.
 
-    A catalogue with more than titles also describes the items: new ones can be recommended, and
-    it takes part in the solve if the lists of users left out of the fit get clearly better.
+    A catalogue with more than titles describes the items to the model, so that new ones can be
+    recommended. It takes part in the solve if lists of users left out of the fit get clearly
+    better.
     """
     check_out(out)
     model = chosen.build() if no_search else chosen.candidates()[0]

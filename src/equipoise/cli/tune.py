@@ -76,9 +76,9 @@ def tune(
     ] = "train",
     as_json: Json = False,
 ) -> None:
-    """Search hyper-parameters; writes the model and all trials.
+    """Search hyper-parameters, and save the model and all trials.
 
-    Settings are measured on the valid part of a split. On DATA with times they are measured on
+    Settings are compared on the valid part of a split. On DATA with times they are compared on
     the periods after several cuts near its end, and on DATA without times, or with --criterion
     leave-one-out, on training users left out of the fit.
     """

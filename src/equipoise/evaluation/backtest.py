@@ -1,7 +1,7 @@
-"""Backtest: what a model would have been worth on the days after it was fitted.
+"""Backtest: how good a model would have been on the days after it was fitted.
 
-The log is cut at several moments. Before each cut the model is fitted, after it the lists are
-compared with what the users really did. `folds_of` makes the cuts, `tune` chooses settings on
+The log is cut at several moments. The model is fitted to the events before each cut, and its lists
+are compared with what users took after it. `folds_of` makes the cuts, `tune` chooses settings on
 them, and `backtest` reports them with the yardsticks popularity, recent popularity and item-kNN.
 """
 
@@ -245,11 +245,11 @@ class Backtest:
 
     @property
     def verdict(self) -> str:
-        """A sentence on the model beside the yardsticks."""
+        """A sentence that compares the model with the yardsticks."""
         return self.verdict_of(METRIC)
 
     def verdict_of(self, metric: str) -> str:
-        """Return a sentence on the model beside the yardsticks, by a metric to maximise."""
+        """Return a sentence that compares model and yardsticks by a metric to maximise."""
         periods = {name: self.values(metric, name) for name in self.results}
         return verdict(periods, self.name, metric)
 

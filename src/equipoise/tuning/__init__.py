@@ -1,6 +1,6 @@
 """Tuning: search settings with as few solves as the algebra allows.
 
-A solve depends on beta, l2 and dropout; every family, alpha, gamma and diag_bound is read off it.
+A solve depends on beta, l2 and dropout; it serves every family, alpha, gamma and diag_bound.
 """
 
 from equipoise.tuning.search import SearchProgress, Tuned, tune

@@ -203,19 +203,19 @@ def tune(
     neighbours: int | str | None = None,
     progress: Callable[[SearchProgress], None] | None = None,
 ) -> Tuned:
-    """Find good settings, on the valid part of a split or by leave-one-out, and fit them.
+    """Find good settings by time, by leave-one-out or on the valid part of a split; fit them.
 
     Each beta, l2 and dropout needs one solve, which every alpha, gamma, diag_bound and family
     shares. Session models share a fit between values of alpha and decay_inference; neural models
     use the valid part for early stopping. The test part is never used.
 
-    ``eq.tune(data)`` needs no split. Where the data have times, settings are chosen for the days
-    after the last event: fits use the events before a cut in time, and lists are measured on
-    those after it; the decay of old events, the weights of types of events, the trend and all
-    other settings are searched together, except for those that the model sets, and the chosen
-    ones are fitted to all data. `Tuned.estimate` is the figure to expect in the next period.
-    Without times every fit uses all data, settings are measured on training users that are left
-    out exactly, as in `leave_one_out`, and `Tuned.estimate` is the expected metric on new users.
+    ``eq.tune(data)`` needs no split. If the data have times, it chooses settings for the days
+    after the last event: models are fitted to the events before a cut in time, and evaluated on
+    those after it. The decay of old events, the weights of event types, the trend and all other
+    settings are searched together, except for those that the model sets. The best ones are fitted
+    to all data, and `Tuned.estimate` is the figure to expect in the next period. Without times
+    every fit uses all data, settings are compared on training users that are left out exactly, as
+    in `leave_one_out`, and `Tuned.estimate` is the metric to expect on new users.
 
     Parameters
     ----------
@@ -224,11 +224,12 @@ def tune(
         decides which exponents are searched), or a list of either, which share their solves.
         Default: EASE, RLAE and LAE with a `DAN`.
     split
-        A split with a valid part; or Interactions, to tune linear autoencoders by leave-one-out.
+        Interactions, whose settings are compared as `criterion` says; or a split, whose valid
+        part compares them.
     trials
-        Number of solves without a grid. Default: 50 on a split; by leave-one-out the automatic
-        settings and a step in each direction: 7, 2 more if weights are compared, and 2 fewer for
-        each of l2, dropout and beta that is fixed.
+        Number of solves without a grid. Default: 50 on a split, about 10 by time, and 7 by
+        leave-one-out: the automatic settings and a step in each direction. Comparing weights
+        takes 2 more, and each of l2, dropout and beta that is fixed 2 fewer.
     metric
         Metric to maximise, such as "ndcg@20" or "recall@50".
     objectives
@@ -245,7 +246,7 @@ def tune(
         Names of settings that keep the model's value, such as "l2", "alpha", "transform",
         "event_weights" or "trend".
     budget
-        Time limit for the whole call, such as "10m" or seconds: the search ends when the next
+        Time limit for the complete call, such as "10m" or seconds: the search ends when the next
         solve and the last fit would exceed it. The time of a solve is taken from `plan`, that of
         other models from their longest fit so far.
     early_stop
@@ -266,8 +267,9 @@ def tune(
         everything but the test part (`Split.train_and_valid`), including new users and items of
         the valid part, as for production.
     criterion
-        How ``eq.tune(data)`` measures settings. "time": lists are compared with what users did
-        after several cuts in time; the default where the data have times. "leave-one-out": on
+        How ``eq.tune(data)`` compares settings. "time": by the lists of models fitted before
+        several cuts in time, and what users took after them; the default where the data have
+        times. "leave-one-out": on
         training users left out of the fit; the default elsewhere, and with `prefer`.
     horizon
         By time: the time after each cut, such as "7d"; None: a tenth of the events.

@@ -109,7 +109,7 @@ class Forecast:
 
     @property
     def verdict(self) -> str:
-        """A sentence on the model beside the yardsticks."""
+        """A sentence that compares the model with the yardsticks."""
         return verdict({self.name: self.periods, **self.of_yardsticks}, self.name, self.metric)
 
     def summary(self, data: Interactions, seed: int) -> dict[str, Any]:

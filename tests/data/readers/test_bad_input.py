@@ -75,7 +75,7 @@ COLUMNS = "the columns are 'user_id', 'item_id', 'rating', 'ts'"
             ["'user' and 'user_id' could both be the user; pass user='...'"],
         ),
         (b"user,item\na,x\nb,y\n", {"min_rating": 4}, ["no column looks like the rating"]),
-        (GOOD, {"separator": ";"}, ["separator=';'", "separated by commas: leave it out"]),
+        (GOOD, {"separator": ";"}, ["separator=';'", "separated by commas, so leave it out"]),
         (b"user_id\nann\nbob\n", {}, ["has one column, 'user_id'; pass separator="]),
         (b'user,item\n"an\nn",tea\nbob,milk\n\ncleo\n', {}, ["line 6: the record has 1 fields"]),
         (
@@ -365,7 +365,7 @@ def test_every_row_is_kept_or_left_out_exactly_once(tmp_path_factory, rows, min_
     rating = {} if min_rating is None else {"rating": "weight", "min_rating": min_rating}
     data = eq.read(path, weight="weight", on_bad="skip", **rating)
     counts = [
-        int(note.split()[1 if note.startswith("skipped") else 0])
+        next(int(word) for word in note.split() if word.isdigit())
         for note in data.notes
         if note.startswith("skipped") or "rating below" in note or "with weight 0" in note
     ]

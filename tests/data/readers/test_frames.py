@@ -201,6 +201,6 @@ def test_whole_floats_are_ids_as_long_as_they_are_told_apart(kind, bits):
     fine = pd.DataFrame({"user": np.array([1, 2**bits - 1], kind), "item": [1, 2]})
     assert eq.read(fine).users.tolist() == [1, 2**bits - 1]
     large = pd.DataFrame({"user": np.array([1, 2**bits + 1], kind), "item": [1, 2]})
-    with pytest.raises(DataError, match=rf"row 2: .* beyond 2\^{bits}, where integers run togeth"):
+    with pytest.raises(DataError, match=rf"row 2: .* beyond 2\^{bits}, where floats are not ex"):
         eq.read(large)
     assert eq.read(large, on_bad="skip").users.tolist() == [1]

@@ -133,11 +133,9 @@ def _one_column(path: Path, line: bytes, requested: str | None, guess: str) -> D
         return DataError(f"{path}, line 1: NUL bytes; this is not a text table, check the file")
     shown = line[:40].decode("utf-8", "replace")
     if requested and guess:
-        problem = (
-            f"found none in {shown!r}; the fields seem to be separated by {SEPARATORS[guess]}"
-        )
         return DataError(
-            f"{path}: separator={requested!r} was requested, but {problem}; leave it out"
+            f"{path}: separator={requested!r} was requested, but {shown!r} has none; the fields "
+            f"seem to be separated by {SEPARATORS[guess]}, so leave it out"
         )
     return DataError(
         f"{path} has one column, {shown!r}; pass separator= to cut it into fields "
