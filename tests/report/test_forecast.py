@@ -64,7 +64,7 @@ def test_page_begins_with_the_forecast(timed: dict[str, Any]) -> None:
     assert all(period["days"] in html for period in timed["forecast"]["periods"])
     assert "an old use counts less than one of the last days" in html
     assert "pairs that the user had before" in html
-    assert "beside four baselines" in html
+    assert "compared with four baselines" in html
 
 
 def test_recent_popularity_stands_beside_the_other_baselines(timed: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ def test_model_chosen_by_time_is_reported_with_its_stored_forecast(log: Interact
 def test_data_without_times_have_no_forecast(facts: dict[str, Any], html: str) -> None:
     assert facts["forecast"] is None
     assert 'id="forecast"' not in html
-    assert "beside three baselines" in html
+    assert "compared with three baselines" in html
     assert glance(facts)[0].startswith("NDCG@10 over all items")
 
 
