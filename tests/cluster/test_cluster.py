@@ -159,7 +159,7 @@ def test_fsspec_urls_are_read(client, tmp_path):
     url = f"file://{folder}/part-*.parquet"
     assert eq.cluster.read(url, client=client).gather().fingerprint == eq.read(folder).fingerprint
     (folder / "part-01.parquet").write_bytes(b"PAR1 but broken")
-    with pytest.raises(eq.DataError, match=r"file://.*part-01.parquet is not a whole Parquet"):
+    with pytest.raises(eq.DataError, match=r"file://.*part-01.parquet is not a complete Parquet"):
         eq.cluster.read(url, client=client)
 
 

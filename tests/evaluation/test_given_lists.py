@@ -116,7 +116,7 @@ def test_seen_items_in_given_lists_are_reported_or_removed(
     [
         (lambda f: f.drop("rank", "score"), "needs a column 'rank' or 'score'"),
         (lambda f: f.drop("user"), "needs one column 'user'"),
-        (lambda f: pl.concat([f, f.head(1)]), "is twice in the list of user"),
+        (lambda f: pl.concat([f, f.head(1)]), "occurs twice in the list of user"),
         (lambda f: f.with_columns(user=pl.lit("x")).unique("item"), "none of the users"),
         (lambda f: f.with_columns(item=pl.lit("x")), "item ids of the part are integers"),
         (

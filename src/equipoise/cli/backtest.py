@@ -1,4 +1,4 @@
-"""The command `backtest`: what a model would have been worth after several cuts in time."""
+"""The command `backtest`: how good a model would have been after several cuts in time."""
 
 from __future__ import annotations
 

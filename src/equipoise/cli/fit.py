@@ -166,7 +166,7 @@ def fit(
 
 
 def _with_criterion(searching: SearchOptions, source: str, data: Interactions) -> SearchOptions:
-    """Return the options with the criterion of a split; print why time is no criterion."""
+    """Return the options with the criterion of a split; print why not by time."""
     split = open_split(source)
     is_default = searching.by_time(data) and (
         (searching.criterion, searching.horizon, searching.folds) == (None, None, None)

@@ -94,7 +94,8 @@ class ModelOptions:
         str | None, model_option("Exponent of recent popularity (multiply), 0 to 1.5. [0.5]")
     ] = None
     trend_share: Annotated[
-        str | None, model_option("Weight of recent popularity beside the model, 0 to 10. [0.3]")
+        str | None,
+        model_option("Weight of recent popularity next to the model's scores, 0 to 10. [0.3]"),
     ] = None
     trend_form: Annotated[
         Literal["multiply", "add"] | None,

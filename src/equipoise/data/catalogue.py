@@ -290,7 +290,7 @@ def _keyed(source: Source, index: IdIndex, options: ReadOptions, notes: list[str
 
 
 def _as_written(table: Table, name: str, declared: str | None) -> pl.Series:
-    """Return a column, as text as written if it was told to hold no numbers."""
+    """Return a column; if it was declared not to hold numbers, the text as written."""
     column = table.frame[name]
     if (
         declared in ("category", "text")
@@ -362,7 +362,7 @@ def _same_type(
 
 
 def _check_types(declared: Mapping[str, str], names: Sequence[str], title: str | None) -> None:
-    """Raise unless the columns that were told to be of a kind are there."""
+    """Raise unless the columns with a declared kind exist."""
     for name, kind in declared.items():
         if name not in names:
             near = get_close_matches(name, names, n=1)

@@ -607,7 +607,7 @@ def formed(text: pl.Series, form: str) -> Floats:
 
 
 def date_form(values: Floats) -> str | None:
-    """Return the format of dates written as one number, or None if they are no such dates."""
+    """Return the format of dates written as one number, or None if they are not such dates."""
     finite = np.isfinite(values)
     usable = values if finite.all() else values[finite]
     for form, size in (("%Y%m%d", 1), ("%Y%m%d%H%M", 10_000), ("%Y%m%d%H%M%S", 1_000_000)):

@@ -212,7 +212,7 @@ def object_source(source: Any, name: str = "the frame") -> Source:
 
 
 def _column(values: Any, name: str) -> pl.Series:
-    """Return a column of a mapping; text, sets and mappings are no lists of values.
+    """Return a column of a mapping; text, sets and mappings are not lists of values.
 
     The rows of a two-dimensional array are the values of its column.
     """

@@ -1,4 +1,4 @@
-"""Compare results user by user, with tests that tell a better model from chance."""
+"""Compare results user by user, with significance tests."""
 
 from __future__ import annotations
 

@@ -131,7 +131,9 @@ def _read_lists(source: Any, users: IdIndex, items: IdIndex) -> pl.DataFrame:
     duplicates = pairs.filter(pairs.select("user", "item").is_duplicated())
     if duplicates.height:
         user, item, _ = duplicates.row(0)
-        raise DataError(f"{name}: item {item!r} is twice in the list of user {user!r}; keep one")
+        raise DataError(
+            f"{name}: item {item!r} occurs twice in the list of user {user!r}; keep one"
+        )
     ranked = pairs.sort("order", descending=order == "score", maintain_order=True)
     place = users.positions(ranked["user"].to_numpy(), unknown="skip")
     return ranked.with_columns(place=place).sort("place", maintain_order=True)

@@ -273,7 +273,7 @@ def _check_tables(result: Result) -> None:
         raise FileFormatError("its tables hold infinite values")
     keys = table.select("metric", "slice", "k")
     if any(keys.null_count().row(0)) or keys.is_duplicated().any():
-        raise FileFormatError("a number of its table is there twice or has no name")
+        raise FileFormatError("a number of its table occurs twice or has no name")
     cells = keys.select("metric", "slice").unique().height * len(result.k)
     if cells != keys.height or not set(keys["k"]) <= set(result.k):
         raise FileFormatError("its table does not hold every metric at every cut-off")

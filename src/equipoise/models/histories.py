@@ -236,7 +236,7 @@ class Request:
 
 
 def parse_query(query: Any, train: Interactions, unknown: Unknowns) -> Request:
-    """Tell user ids, histories and Interactions apart; the caller adds the rows of the histories.
+    """Parse user ids, histories or Interactions; the caller adds the rows of the histories.
 
     A single id or a list of ids means training users; a list of lists, a mapping from names to
     lists and Interactions mean histories.

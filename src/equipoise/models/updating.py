@@ -50,7 +50,7 @@ class Change:
 def update_linear(
     model: LinearAutoencoder, added: Interactions | None, removed: Any, *, replace: bool = False
 ) -> None:
-    """Update a model as if refitted on the changed data; does not write into its arrays."""
+    """Make a model equal to a refit on the changed data; does not write into its arrays."""
     old = model._fitted
     model.solution_.require("update")
     if isinstance(model.normalizer_, CustomNorm):

@@ -84,7 +84,7 @@ class _Cache:
         return next((kernel for kernel in kernels if kernel is not None), None)
 
     def save_overload(self, signature: Any, kernel: Any) -> None:
-        """Store a kernel; a folder that is full or read-only is no error."""
+        """Store a kernel; a full or read-only folder is not an error."""
         try:
             for cache in self._caches[:1]:
                 cache.save_overload(signature, kernel)

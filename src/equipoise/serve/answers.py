@@ -331,7 +331,7 @@ class Answers:
         served = self._state.model(model)
         if not served.model.fold_in:
             raise DataError(
-                f"model {served.name!r} scores users only; ask another model for similar items"
+                f"model {served.name!r} scores only users; request similar items of another model"
             )
         place = self._position(served, item)
         history = served.history_of_items([str(served.ids[place])])

@@ -329,7 +329,9 @@ class Client:
         try:
             answer: dict[str, Any] = json.loads(text)
         except ValueError as error:
-            raise FetchError(f"{self.url} is no equipoise service; check the address") from error
+            raise FetchError(
+                f"{self.url} is not an equipoise service; check the address"
+            ) from error
         if status >= 400:
             raise _error(answer)
         return answer

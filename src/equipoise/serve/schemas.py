@@ -142,7 +142,7 @@ class Batch(Body):
     """Request for several lists; each entry is answered or refused separately."""
 
     requests: Annotated[list[dict[str, Any]], Field(fail_fast=True)] = Field(
-        description="Bodies as of /v1/recommend."
+        description="Requests as for /v1/recommend."
     )
 
 
@@ -531,7 +531,7 @@ class ExperimentComparison(BaseModel):
     tests: list[dict[str, Any]] = Field(description="Each model against the first, with verdict.")
     shares: dict[str, Any] | None = Field(description="Whether users are spread as planned.")
     switched_users: int
-    how: str = Field(description="The method; or why there is no comparison.")
+    how: str = Field(description="The method, or why there is no comparison.")
 
 
 class Health(BaseModel):

@@ -111,7 +111,7 @@ class OnPart:
         return int(np.argmax([sign * float(point[name]) for point in points]))
 
     def estimate(self, points: Sequence[Point]) -> Estimate | None:
-        """Return None: the valid part chose the point, so it is no evidence about new users."""
+        """Return None: the valid part chose the point, so it cannot give an estimate."""
         return None
 
 

@@ -78,7 +78,7 @@ class Ledger:
         try:
             lines = "".join(json.dumps(sealed(document)) + "\n" for document in documents)
         except ValueError as error:
-            raise DataError(f"could not write {self.path}: a metric is no number") from error
+            raise DataError(f"could not write {self.path}: a metric is not a number") from error
         remaining = memoryview(lines.encode())
         try:
             while remaining:

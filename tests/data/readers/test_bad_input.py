@@ -127,13 +127,17 @@ def packed(kind: str) -> bytes:
             gzip.compress(GOOD * 50, mtime=0)[:-20],
             "a truncated or damaged gzip file; fetch it",
         ),
-        ("a.parquet", packed("parquet")[:-30], "is not a whole Parquet file; write or fetch it"),
+        (
+            "a.parquet",
+            packed("parquet")[:-30],
+            "is not a complete Parquet file; write or fetch it",
+        ),
         (
             "a.parquet",
             packed("parquet")[:8] + bytes(392) + packed("parquet")[400:],
-            "a.parquet is not a whole Parquet file",
+            "a.parquet is not a complete Parquet file",
         ),
-        ("a.npz", packed("npz")[:-40], "a.npz is not a whole .npz file; fetch it again"),
+        ("a.npz", packed("npz")[:-40], "a.npz is not a complete .npz file; fetch it again"),
         (
             "a.jsonl",
             b'{"user":"1","item":2}\n\n{"user":1,"item":3}\n',
@@ -300,7 +304,7 @@ def test_quotation_marks_that_enclose_nothing_are_text(tmp_path):
 def test_pickled_arrays_are_never_loaded(tmp_path):
     path = tmp_path / "train.npz"
     np.savez(path, users=np.array([object()], dtype=object), items=np.array([1]))
-    assert "is not a whole .npz file" in refusal(path)
+    assert "is not a complete .npz file" in refusal(path)
 
 
 def test_a_missing_integer_id_is_refused_or_skipped(tmp_path, caplog):

@@ -378,6 +378,6 @@ def test_a_catalogue_of_one_column_names_its_remedy(tmp_path):
     path = tmp_path / "artists.txt"
     path.write_text("item^title\n51^Duran\n")
     with pytest.raises(
-        DataError, match=r"pass separator= .*\(for a catalogue, a frame in place of"
+        DataError, match=r"pass separator= .*\(for a catalogue, a frame instead of"
     ):
         eq.read(PLAYS, catalogue=path)

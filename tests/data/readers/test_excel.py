@@ -101,7 +101,7 @@ def test_bad_rows_of_a_sheet_are_named_as_excel_counts_them(tmp_path: Path) -> N
 def test_a_file_that_is_not_a_workbook_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "shop.xlsx"
     path.write_bytes(b"PK\x03\x04 and nothing more")
-    with pytest.raises(DataError, match=r"shop\.xlsx is not a whole Excel workbook"):
+    with pytest.raises(DataError, match=r"shop\.xlsx is not a complete Excel workbook"):
         eq.read(path)
     table = tmp_path / "events.csv"
     table.write_text("user,item\n1,2\n2,3\n")

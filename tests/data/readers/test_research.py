@@ -135,7 +135,7 @@ def test_each_line_of_a_file_of_baskets_is_a_user(tmp_path, text):
     assert data.history(1) == ["rye bread", "tea", "whole milk"]
     assert data.history(2) == ["tea"]
     assert data.history(4) == ["rye bread", "tea"]
-    assert "ignored 1 of 4 lines, which hold no item" in data.notes
+    assert "ignored 1 of 4 lines, which have no item" in data.notes
 
 
 def test_baskets_between_blanks_have_ids_as_in_any_file(tmp_path):
@@ -336,7 +336,9 @@ def test_multvae_folders_carry_the_raw_item_ids(pro_sg):
 
 def test_multvae_items_outside_the_list_are_refused_by_line(pro_sg):
     (pro_sg / "test_te.csv").write_text("uid,sid\n3,2\n3,3\n")
-    with pytest.raises(DataError, match=r"test_te\.csv, line 3: column 'sid' \(3\) is no line of"):
+    with pytest.raises(
+        DataError, match=r"test_te\.csv, line 3: column 'sid' \(3\) is not a line of"
+    ):
         read_multvae(pro_sg)
 
 

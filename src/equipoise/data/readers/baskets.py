@@ -53,7 +53,7 @@ def _basket_source(path: Path, options: ReadOptions) -> Source:
     notes = [f"each line is a basket of items separated by {between}; separator= sets another"]
     n_empty = int((sizes == 0).sum())
     if n_empty:
-        notes.append(f"ignored {n_empty:,} of {len(lines):,} lines, which hold no item")
+        notes.append(f"ignored {n_empty:,} of {len(lines):,} lines, which have no item")
 
     def locate(row: int) -> str:
         return f"{path}, line {line_numbers[row]}"
@@ -111,7 +111,7 @@ def items_of_line(
 
 
 def looks_like_baskets(path: Path, encoding: str) -> bool:
-    """Whether lines have varying numbers of items and the first is no header with a user."""
+    """Whether lines have varying numbers of items and the first is not a header with a user."""
     try:
         sample = first_bytes(text_contents(path, encoding))
     except DataError:

@@ -139,7 +139,7 @@ def _one_column(path: Path, line: bytes, requested: str | None, guess: str) -> D
         )
     return DataError(
         f"{path} has one column, {shown!r}; pass separator= to cut it into fields "
-        "(for a catalogue, a frame in place of the file)"
+        "(for a catalogue, a frame instead of the file)"
     )
 
 
@@ -234,7 +234,7 @@ def _header(
     if _turns(first, body, separator) or (usual and len(words) > 1):
         raise DataError(
             f"{path}, line 1: {shown} may be the names of the columns or data; "
-            "pass header=True or header=False (for a catalogue, a frame in place of the file)"
+            "pass header=True or header=False (for a catalogue, a frame instead of the file)"
         )
     return False, []
 
@@ -599,7 +599,7 @@ def _parse(
     cells: Ints,
     decimal: Mask,
 ) -> int:
-    """Parse complete lines into `cells`; return the next row, or -1 if a cell is no number.
+    """Parse complete lines into `cells`; return the next row, or -1 if a cell is not a number.
 
     `decimal` says which columns may have decimals, and on return which of these do.
     """

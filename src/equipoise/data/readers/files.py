@@ -450,7 +450,7 @@ class ParquetFile:
 def broken_parquet(name: str, error: Exception) -> DataError:
     """Return the error for a damaged Parquet file."""
     reason = str(error).splitlines()[0]
-    return DataError(f"{name} is not a whole Parquet file; write or fetch it again ({reason})")
+    return DataError(f"{name} is not a complete Parquet file; write or fetch it again ({reason})")
 
 
 def parquet_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Source:
@@ -508,7 +508,7 @@ def _read_together(files: Sequence[Any], names: list[str]) -> pl.DataFrame | Non
 
 
 def as_type(column: pl.Series, kind: pl.DataType, file: str) -> pl.Series:
-    """Convert the column of a part to the type of the table; raise if text is no integer."""
+    """Convert the column of a part to the type of the table; raise if text is not an integer."""
     if column.dtype == pl.String and kind.is_integer():
         wrong = ~column.str.contains(f"^({WHOLE.pattern})$")
         if wrong.any():
@@ -568,7 +568,7 @@ def excel_parts(name: str, files: Sequence[Path], options: ReadOptions) -> Sourc
             frames.append(rows.to_polars())
         except fastexcel.FastExcelError as error:
             reason = str(error).splitlines()[0]
-            raise DataError(f"{file} is not a whole Excel workbook ({reason})") from error
+            raise DataError(f"{file} is not a complete Excel workbook ({reason})") from error
         if options.sheet is None and len(names) > 1:
             other_sheets = ", ".join(repr(other) for other in names[1:])
             notes.append(f"read the sheet {sheet!r}; pass sheet= for another: {other_sheets}")

@@ -135,7 +135,7 @@ def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path} is not a whole .npz file; fetch it again ({error})") from error
+        raise DataError(f"{path} is not a complete .npz file; fetch it again ({error})") from error
 
 
 def npz_interactions(path: Path, options: ReadOptions) -> Interactions:
@@ -145,7 +145,7 @@ def npz_interactions(path: Path, options: ReadOptions) -> Interactions:
         try:
             matrix = sp.load_npz(path)
         except (ValueError, KeyError, NotImplementedError) as error:
-            raise DataError(f"{path} is not a whole sparse matrix: {error}") from error
+            raise DataError(f"{path} is not a complete sparse matrix: {error}") from error
         return from_matrix(matrix, options, str(path))
     if {"items", "offsets"} <= set(arrays):
         return _sessions(path, arrays, options)

@@ -230,7 +230,7 @@ def read_multvae(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
         pairs[name] = _checked_pairs(bad, "uid", "sid")
         places = pairs[name]["item"]
         outside = ((places < 0) | (places >= len(items))).to_numpy()
-        bad.refuse(outside, "sid", f"is no line of unique_sid.txt ({len(items):,} lines)")
+        bad.refuse(outside, "sid", f"is not a line of unique_sid.txt ({len(items):,} lines)")
     return _assembled(root, pairs, STRONG, items)
 
 

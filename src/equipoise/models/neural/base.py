@@ -244,7 +244,7 @@ class Training:
         write_directory(path, KIND, VERSION, meta | self.identity, arrays, {}, self._checked)
 
     def resume(self, path: Path) -> None:
-        """Go on from a checkpoint of the same settings, data and device."""
+        """Resume from a checkpoint of the same settings, data and device."""
         stored = load_directory(path, KIND, VERSION, lambda stored: stored, verify=True)
         saved = {name: stored.meta.get(name) for name in self.identity}
         if saved != self.identity:
