@@ -103,7 +103,11 @@ def test_a_table_may_have_datetimes_integers_and_nulls(api: Api) -> None:
         (b"[" * 5000, LINES, "line 1 is not a JSON object"),
         (b'{"user": "a", "item": 3}\n\n{"user": "a"}', LINES, "event 2: item: "),
         (b'{"user": "a", "item": 3, "type": "unheard"}', LINES, "event 1: no weight"),
-        (b'{"user": "a", "item": 3, "time": 99999999999}', LINES, "event 1: an event lies more"),
+        (
+            b'{"user": "a", "item": 3, "time": 99999999999}',
+            LINES,
+            "event 1: an event is more than a day",
+        ),
         (b"x" * 1_100_000, LINES, "longer than"),
         (b"PAR1 and no more", PARQUET, "not a whole Parquet file"),
     ],

@@ -80,7 +80,7 @@ def test_a_clear_difference_is_found_and_none_is_not(tmp_path: Path) -> None:
     store.close()
     done = call("experiment", "dial", "--store", url, "--json")
     assert json.loads(done.stdout)["tests"] == result["tests"]
-    assert test["verdict"] == "b is clicked more than a"
+    assert test["verdict"] == "b is clicked more often than a"
     text = call("experiment", "dial", "--store", url, "--share", "a=1", "--share", "b=1").stdout
     assert "b against a" in text
     assert "the numbers of users match the shares" in text
@@ -175,7 +175,7 @@ def test_an_arm_that_is_too_small_says_so(tmp_path: Path) -> None:
     # an arm that never answered counts as well
     silent = compare_clicks(store, "dial", 3600, {"a": 0.6, "b": 0.1, "c": 0.3})
     assert [model["users"] for model in silent["models"]] == [37, 3, 0]
-    assert "not spread" in silent["shares"]["verdict"]
+    assert "do not match the shares" in silent["shares"]["verdict"]
     assert "c has 0" in silent["tests"][1]["verdict"]
     store.close()
 
