@@ -59,6 +59,18 @@ def _add_four(
 
 
 @compiled
+def _add_two(
+    total: Floats, matrix: Floats, low: int, indices: Positions, weights: Floats, place: int
+) -> None:
+    high, number = low + len(total), total.dtype.type
+    r0, w0 = matrix[indices[place], low:high], weights[place]
+    r1, w1 = matrix[indices[place + 1], low:high], weights[place + 1]
+    for j in range(len(total)):
+        value = total[j] + w0 * number(r0[j])
+        total[j] = value + w1 * number(r1[j])
+
+
+@compiled
 def _add_one(total: Floats, row: Floats, weight: Any) -> None:
     for j in range(len(total)):
         total[j] = total[j] + weight * total.dtype.type(row[j])
@@ -81,8 +93,11 @@ def _add_group(
     if last - first >= 4:
         _add_four(total, matrix, low, indices, weights, first)
         first += 4
-    for place in range(first, last):
-        _add_one(total, matrix[indices[place], low : low + len(total)], weights[place])
+    if last - first >= 2:
+        _add_two(total, matrix, low, indices, weights, first)
+        first += 2
+    if first < last:
+        _add_one(total, matrix[indices[first], low : low + len(total)], weights[first])
 
 
 @compiled

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
@@ -18,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from equipoise.errors import EquipoiseError, NotFittedError, UnknownIdError
 from equipoise.serve.config import Config
-from equipoise.serve.security import HEADERS, PAGE_HEADERS, Gate, Refused
+from equipoise.serve.security import HEADERS, PAGE_HEADERS, Gate, Refused, short_id
 from equipoise.serve.store import StoreError
 from equipoise.serve.telemetry import RequestEntry, Telemetry
 
@@ -72,7 +71,12 @@ def as_refused(error: Exception) -> Refused:
 
 
 class Guard:
-    """Middleware; it puts the id of the request into ``scope["state"]``."""
+    """Middleware; it puts the id of the request into ``scope["state"]``.
+
+    Our HTTP protocol starts the requests in `at_once` (method and path) without a task.
+    """
+
+    at_once: frozenset[tuple[str, str]] = frozenset()
 
     def __init__(self, app: App, config: Config, telemetry: Telemetry) -> None:
         self._app = app
@@ -173,7 +177,7 @@ class Call:
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         name = self.headers.get(b"x-request-id", b"").decode("latin-1")
         is_valid = 8 <= len(name) <= 64 and name.isascii() and name.replace("-", "").isalnum()
-        self.id = name if is_valid else secrets.token_hex(8)
+        self.id = name if is_valid else short_id()
         self.bearer = ""
         self.status = 0
         self._receive, self._send = receive, send

@@ -39,7 +39,7 @@ from equipoise.evaluation.metrics import head_items
 from equipoise.models import Recommender, load
 from equipoise.models.histories import Request
 from equipoise.models.recommendations import Reasons
-from equipoise.ranking.ranker import rank_row
+from equipoise.ranking.ranker import RowRanker
 from equipoise.ranking.rules import ItemRules, as_rules, is_timed
 from equipoise.ranking.terms import Term
 from equipoise.serve.config import Config, Experiment, Limits
@@ -69,7 +69,7 @@ def find(index: IdIndex, texts: Sequence[str]) -> Positions:
     return index.positions(texts, unknown="skip") if texts else NOTHING
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class History:
     """The history that a list is computed from.
 
@@ -89,10 +89,10 @@ class History:
     weights: npt.NDArray[np.float32]
     hidden: Positions
     user: int = -1
-    unknown: list[str] = field(default_factory=list)
+    unknown: Sequence[str] = ()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Listed:
     """A ranked list: positions of items, their scores and the source of the list.
 
@@ -103,7 +103,7 @@ class Listed:
     places: Positions
     scores: npt.NDArray[Any]
     source: str
-    pins: list[tuple[Any, str]] = field(default_factory=list)
+    pins: Sequence[tuple[Any, str]] = ()
 
     def after(self, offset: int) -> Listed:
         """Return the list without its first places."""
@@ -116,6 +116,15 @@ class Ranking:
 
     model: Recommender
     terms: Callable[[float | None], list[Term]]
+    rows: Callable[[float | None], RowRanker]  # of these terms
+
+    @classmethod
+    def of(
+        cls, model: Recommender, make_terms: Callable[[float | None], list[Term]], size: int
+    ) -> Ranking:
+        """Return the ranking by these terms, of which so many values of alpha are cached."""
+        terms = functools.lru_cache(size)(make_terms)
+        return cls(model, terms, functools.lru_cache(size)(lambda a: RowRanker(terms(a))))
 
 
 def saved_version(name: str, folder: str) -> str:
@@ -148,33 +157,28 @@ class Served:
         self.loaded = time.time()
         self.event = self.forgotten = 0  # row numbers of the last ones the model includes
         self._folded_titles = [title.casefold() for title in self.titles]
-        dials = max(2, min(DIALS, DIAL_BYTES // (16 * max(self.n_items, 1))))
-        self.terms = functools.lru_cache(dials)(model._terms)  # without the trend
+        self._dials = max(2, min(DIALS, DIAL_BYTES // (16 * max(self.n_items, 1))))
+        self.untrended = Ranking.of(model, model._terms, self._dials)
         self.trend: LiveTrend | None = None
         self.ranking = self._ranking()
         self.is_plain = model.fold_in and not model.ordered  # a history is a row of weights
         self.alpha = model.alpha_
         self._is_used = self.counts > 0
         self._item_json: dict[int, bytes] = {}
-        terms = self.terms(None) if self.is_plain else []
+        terms = self.untrended.terms(None) if self.is_plain else []
         # assume that other models look at all items for each item of the history
         self._steps = scoring_steps(terms, self.n_items) if terms else (0.0, float(self.n_items))
 
     def _ranking(self, counts: npt.NDArray[np.float64] | None = None) -> Ranking:
         """Return what ranks items, for other recent users of the items than those of the fit."""
-        trend, terms = self.model.trend_, self.terms
+        trend, terms = self.model.trend_, self.untrended.terms
         if trend is None:
-            return Ranking(self.model, terms)
+            return self.untrended
         model = self.model
         if counts is not None:
             trend, model = trend.with_counts(counts), copy.copy(model)
             model.trend_ = trend
-
-        @functools.lru_cache(terms.cache_parameters()["maxsize"])
-        def trended(alpha: float | None) -> list[Term]:
-            return trend.applied_to(terms(alpha))
-
-        return Ranking(model, trended)
+        return Ranking.of(model, lambda alpha: trend.applied_to(terms(alpha)), self._dials)
 
     def follow(self, store: Store, *, completely: bool) -> bool:
         """Count the new events in the store; return whether all of them are counted.
@@ -213,15 +217,21 @@ class Served:
             served.top(served.training_history(user), 5, np.ones(served.n_items, np.bool_))
         return served
 
-    def item_json(self, place: int) -> bytes:
-        """Return what a list says of an item wherever it is listed, as the start of an object."""
-        text = self._item_json.get(place)
-        if text is None:
-            facts: dict[str, Any] = {"item": str(self.ids[place]), "title": self.titles[place]}
-            facts |= {"tail": not self.head[place], "users": int(self.counts[place])}
-            if len(self._item_json) >= ENCODED:
-                self._item_json.clear()
-            text = self._item_json[place] = to_json(facts)[:-1]
+    def items_json(self, places: Sequence[int]) -> list[bytes]:
+        """Return what a list says of items wherever they are listed, as starts of objects."""
+        texts = self._item_json
+        try:
+            return [texts[place] for place in places]
+        except KeyError:
+            return [texts.get(place) or self._encode_item(place) for place in places]
+
+    def _encode_item(self, place: int) -> bytes:
+        facts: dict[str, Any] = {"item": str(self.ids[place]), "title": self.titles[place]}
+        facts |= {"tail": not self.head[place], "users": int(self.counts[place])}
+        if len(self._item_json) >= ENCODED:
+            self._item_json.clear()
+        # the score follows
+        text = self._item_json[place] = to_json(facts)[:-1] + b',"score":'
         return text
 
     def names_of(self, listed: Listed) -> list[str]:
@@ -356,16 +366,19 @@ class Served:
         rules: ItemRules | None = None,
         user: str | None = None,
         with_trend: bool = True,
+        hidden: Positions = NOTHING,
     ) -> Listed:
-        """Return the k best allowed items; popular ones for an empty history.
+        """Return the k best items that are allowed and not hidden; popular ones without a history.
 
         `user` selects the rules that name a user.
         """
-        ranking = self.ranking
+        ranking = self.ranking if with_trend else self.untrended
         if rules is None and self.is_plain and not self.is_cold(history):
-            terms = ranking.terms(alpha) if with_trend else self.terms(alpha)
-            ranked = rank_row(terms, history.places, history.weights, k, allowed)
+            places, weights = history.places, history.weights
+            ranked = ranking.rows(alpha).rank(places, weights, k, allowed, hidden)
             return Listed(*ranked, "model")
+        allowed = allowed.copy()
+        allowed[hidden] = False
         pins: list[tuple[Any, str]] = []
         used = None
         if rules is not None and rules.unknown_pins is not None:
@@ -375,7 +388,7 @@ class Served:
         request = self.request(history, allowed, user, used_pins=used)
         k = min(k, max(self.n_items, 1) + len(pins))
         # raises where the model takes no alpha
-        terms = ranking.terms(alpha) if with_trend else self.terms(alpha)
+        terms = ranking.terms(alpha)
         lists = ranking.model._rank_rows(request, terms, k, exclude_seen=False, rules=rules)
         length = lists.lengths[0]
         source = "popular" if request.cold[0] else "model"
@@ -383,6 +396,8 @@ class Served:
 
     def is_cold(self, history: History) -> bool:
         """Whether a history is empty, or no training user has its items."""
+        if self.is_plain and history.user >= 0:  # the items of a training user have a user
+            return not len(history.places)
         return not self._is_used.take(history.places).any()
 
     def scores(self, history: History, places: Positions, alpha: float | None) -> list[Any]:
@@ -951,17 +966,16 @@ def _change_number(version: str | None) -> int | None:
 def allowed_items(
     served: Served,
     catalogue: Catalogue,
-    history: History,
     *,
-    exclude_seen: bool,
     exclude: Sequence[str] = (),
     candidates: Sequence[str] | None = None,
     filters: Mapping[str, Sequence[Any]] | None = None,
 ) -> Mask:
-    """Return a mask of the items that may be listed."""
-    allowed = catalogue.available.copy()
-    if exclude_seen:
-        allowed[history.hidden] = False
+    """Return a mask of the items that may be listed, not to be changed."""
+    available = catalogue.available
+    if not exclude and candidates is None and not filters:
+        return available
+    allowed = available.copy()
     if candidates is not None:
         places = find(served.items, candidates)
         mask = np.zeros(served.n_items, np.bool_)
