@@ -251,9 +251,11 @@ class RowRanker:
         if self._arrays is None or not self._fits_cache:
             return self._rank_in_blocks(rows, values, k, allowed, barred)
         items, best = np.empty(k, np.int32), np.empty(k, self._dtype)
-        *arrays, zero_diagonal = self._arrays
-        history = rows, values.copy(), allowed, barred
-        length = rank_history(*arrays, self._base, zero_diagonal, *history, items, best)
+        matrix, source, target, zero_diagonal = self._arrays
+        scales = source, target, self._base
+        history = rows, values.copy()
+        excluded = allowed, barred
+        length = rank_history(matrix, *scales, zero_diagonal, *history, *excluded, items, best)
         if length < 0:
             _refuse_nan(np.zeros(1, np.int64))
         return items[:length], best[:length]

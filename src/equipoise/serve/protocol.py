@@ -127,7 +127,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().__init__(config, *arguments, **options)
         limits = config.settings.limits
         self._timeout, self._most = limits.timeout, limits.headers
-        self._at_once = getattr(config.loaded_app, "at_once", frozenset())
+        none: frozenset[tuple[str, str]] = frozenset()
+        self._at_once = getattr(config.loaded_app, "at_once", none)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
