@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import datetime as dt
 import functools
 import hashlib
 import itertools
 import json
 import logging
-import math
 import sys
 import threading
 import time
@@ -26,22 +24,22 @@ import polars as pl
 import scipy.sparse as sp
 from pydantic_core import to_json
 
-from equipoise.checks import moment
-from equipoise.data.attributes import as_moments
 from equipoise.data.catalogue import Catalogue as CatalogueOfData
-from equipoise.data.catalogue import alike, id_name
+from equipoise.data.catalogue import id_name
 from equipoise.data.events import Events
 from equipoise.data.ids import IdIndex
 from equipoise.data.interactions import Interactions
 from equipoise.data.storage import MANIFEST
-from equipoise.errors import DataError, EquipoiseError, SettingError, UnknownIdError
+from equipoise.errors import DataError, EquipoiseError, UnknownIdError
 from equipoise.evaluation.metrics import head_items
 from equipoise.models import Recommender, load
 from equipoise.models.histories import Request
 from equipoise.models.recommendations import Reasons
+from equipoise.ranking.attribute_index import AttributeCodes, AttributeIndex
 from equipoise.ranking.ranker import RowRanker
 from equipoise.ranking.rules import ItemRules, as_rules, is_timed
 from equipoise.ranking.terms import Term
+from equipoise.serve.columns import Column, json_value, plain_parts, stacked
 from equipoise.serve.config import Config, Experiment, Limits
 from equipoise.serve.folding import event_value, increment_of, split_at_dislikes
 from equipoise.serve.store import TENANT, Event, Live, LiveEvent, Store, StoreError
@@ -514,31 +512,6 @@ def count_bytes(value: Any) -> int:
     return sys.getsizeof(value)
 
 
-class Column:
-    """An attribute of the items, followed by the new items, and the items by value."""
-
-    _numbers = itertools.count()
-
-    def __init__(self, series: pl.Series, n_items: int) -> None:
-        self.series, self._n_items = series, n_items
-        self.number = next(self._numbers)  # part of keys of the cache
-
-    @functools.cached_property
-    def _items(self) -> dict[Any, list[int]]:
-        items: dict[Any, list[int]] = {}
-        for place, cell in enumerate(self.series.head(self._n_items).to_list()):
-            for part in _plain_parts(_json_value(cell)):
-                items.setdefault(part, []).append(place)
-        return items
-
-    def mask(self, allowed: Sequence[Any]) -> Mask:
-        """Return the items that have one of these values."""
-        mask = np.zeros(self._n_items, np.bool_)
-        for value in allowed:
-            mask[self._items.get(value, [])] = True
-        return mask
-
-
 class Catalogue:
     """The attributes of items: the columns of the model's catalogue, overridden by the store's."""
 
@@ -575,11 +548,13 @@ class Catalogue:
         Attributes whose values remain are not looked up again.
         """
         catalogue = copy.copy(self)
-        vars(catalogue).pop("data", None)
+        for name in ("data", "looked_up"):
+            vars(catalogue).pop(name, None)
         catalogue.stored = stored
         catalogue.available = self.available.copy()
         catalogue._stored_names = names = self._stored_names.copy()
         changed_names: set[str] = set()
+        new_places: dict[str, int] = {}
         has_new_items = False
         for item, values in changes.items():
             old = self.stored.get(item, {})
@@ -590,17 +565,25 @@ class Catalogue:
             place = self.served.items.find(item)
             if place >= 0:
                 catalogue.available[place] = values.get("available") is not False
-            has_new_items |= place < 0 and item not in self.stored
-        if "_places" in vars(self):
-            places = {item: self.served.items.find(item) for item in changes}
-            known = {item: place for item, place in places.items() if place >= 0}
-            vars(catalogue)["_places"] = self._places | known
+            if item not in self.stored:
+                new_places[item] = place
+                has_new_items |= place < 0
         if has_new_items:
             vars(catalogue).pop("_places", None)
             catalogue._columns = {}
-        else:
-            columns = list(self._columns.items())
-            catalogue._columns = {n: column for n, column in columns if n not in changed_names}
+            return catalogue
+        if new_places and "_places" in vars(self):
+            vars(catalogue)["_places"] = self._places | new_places
+        catalogue._columns = {}
+        for name, column in list(self._columns.items()):
+            new: Column | None = column
+            if name in changed_names:
+                places = catalogue._places
+                here = {places[i]: row[name] for i, row in changes.items() if name in row}
+                removed = [places[i] for i, row in changes.items() if name not in row]
+                new = column.changed(here, removed)
+            if new is not None:
+                catalogue._columns[name] = new
         return catalogue
 
     @functools.cached_property
@@ -637,25 +620,41 @@ class Catalogue:
     def _column(self, name: str) -> Column:
         column = self._columns.get(name)
         if column is None:
-            places, n_items = self._places, self.served.n_items
-            n_new_items = sum(place >= n_items for place in places.values())
-            model_column = _stacked(self._own, name, n_items, n_new_items)
-            changes = {places[i]: row[name] for i, row in self.stored.items() if name in row}
+            column = self._make_column(name)
             while len(self._columns) >= MOST_COLUMNS:
                 self._columns.pop(next(iter(self._columns)), None)
-            column = Column(_changed(model_column, changes).alias(name), n_items)
             self._columns[name] = column
         return column
 
+    def _make_column(self, name: str) -> Column:
+        places, n_items = self._places, self.served.n_items
+        n_new_items = sum(place >= n_items for place in places.values())
+        model_column = stacked(self._own, name, n_items, n_new_items)
+        changes = {places[i]: row[name] for i, row in self.stored.items() if name in row}
+        return Column(model_column, changes, n_items)
+
+    def _series(self, name: str) -> pl.Series:
+        """Return an attribute of the items and new items."""
+        column = self._column(name)
+        if column.series is None:  # only its items by value were changed
+            column.series = self._make_column(name).series
+        assert column.series is not None
+        return column.series.alias(name)
+
+    def has(self, name: str) -> bool:
+        """Whether there is an attribute with this name."""
+        known = name == self._title or name in self._own_names
+        return known or self._stored_names[name] > 0
+
     @functools.cached_property
     def data(self) -> Interactions:
-        """The items and new items with a catalogue of all attributes; rules refer to these."""
+        """The items and new items with a catalogue of all attributes."""
         if not self.stored:
             return self.served.data
         items = self.served.items
         new_ids = [item for item, place in self._places.items() if place >= len(items)]
         names = dict.fromkeys([self._title, *self.names()])
-        frame = pl.DataFrame([self._column(name).series for name in names])
+        frame = pl.DataFrame([self._series(name) for name in names])
         new_items = None
         if new_ids:
             ids = pl.Series(id_name(frame.columns), new_ids, dtype=pl.String)
@@ -663,6 +662,11 @@ class Catalogue:
         catalogue = CatalogueOfData(frame[: len(items)], new_items)
         no_users = sp.csr_array((0, self.served.n_items), dtype=np.float32)
         return Interactions(no_users, [], items, catalogue=catalogue)
+
+    @functools.cached_property
+    def looked_up(self) -> Any:
+        """What rules refer to."""
+        return LookedUp(self) if self.stored else self.served.data
 
     def rules(self, rules: Mapping[str, Any] | None, user: str | None = None) -> ItemRules | None:
         """Return the rules of a request, without those of other users, on the model's items."""
@@ -673,7 +677,9 @@ class Catalogue:
 
         def look_up() -> ItemRules | None:
             item_rules = as_rules(json.loads(text))
-            return None if item_rules is None else item_rules.on(self.data, self.served.counts)
+            return (
+                None if item_rules is None else item_rules.on(self.looked_up, self.served.counts)
+            )
 
         known = {self._title, *self._own_names, *self._stored_names}
         names = sorted(known.intersection([self._title, *_texts_in(rules)]))
@@ -695,8 +701,34 @@ class Catalogue:
         return passes and attributes.get("available") is not False
 
 
+class LookedUp:
+    """The items and attributes of a catalogue for rules, as far as possible without a table.
+
+    Parameters
+    ----------
+    catalogue
+        The attributes, including those of the store.
+    """
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self.item_index, self.n_items = catalogue.served.items, catalogue.served.n_items
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the data with the complete table."""
+        return getattr(self._catalogue.data, name)
+
+    def attribute_index(self, name: str) -> AttributeIndex | None:
+        """Return the items by the values of an attribute; None if it is not known."""
+        return self._catalogue._column(name).index if self._catalogue.has(name) else None
+
+    def attribute_codes(self, name: str) -> AttributeCodes | None:
+        """Return the values of an attribute as numbers; None if it is not known."""
+        return self._catalogue._column(name).codes if self._catalogue.has(name) else None
+
+
 def _has_one_of(value: Any, allowed: Container[Any]) -> bool:
-    return any(part in allowed for part in _plain_parts(value))
+    return any(part in allowed for part in plain_parts(value))
 
 
 def _equals(one: Any, other: Any) -> bool:
@@ -719,80 +751,12 @@ def _texts_in(value: Any) -> set[str]:
     return texts
 
 
-def _plain_parts(value: Any) -> list[Any]:
-    parts = value if isinstance(value, (list, tuple)) else [value]
-    return [part for part in parts if _is_plain(part)]
-
-
-def _stacked(known_items: CatalogueOfData, name: str, n_items: int, n_new_items: int) -> pl.Series:
-    """Return an attribute of the items, of the new items of a catalogue, and nulls for others."""
-    empty = pl.Series(name, [None] * (n_items + n_new_items))
-    if name not in known_items.frame.columns:
-        return empty
-    parts = [known_items.frame[name]]
-    if known_items.new_items is not None:
-        parts.append(known_items.new_items[name])
-    column = pl.concat(parts)
-    return column.extend(empty[len(column) :].cast(column.dtype))
-
-
-def _changed(column: pl.Series, changes: Mapping[int, Any]) -> pl.Series:
-    """Return a column with the values of a store at these places.
-
-    Text is a date or a list where the column holds those; where the types differ, the column
-    becomes one of type object.
-    """
-    if not changes:
-        return column
-    values: list[Any] = [None] * len(column)
-    for place, value in changes.items():
-        values[place] = value
-    try:
-        new = pl.Series(values)
-        if new.dtype == pl.String and column.dtype.is_temporal():
-            new = as_moments(column.name, np.array([_seconds(value) for value in values]))
-        if isinstance(column.dtype, pl.List) and not isinstance(new.dtype, pl.List):
-            new = pl.Series([None if value is None else [str(value)] for value in values])
-        old, new = alike(column, new.alias(column.name))
-        is_changed = pl.Series(np.isin(np.arange(len(column)), list(changes)))
-        return new.zip_with(is_changed, old)
-    except (
-        DataError,
-        SettingError,
-        TypeError,
-        ValueError,
-        OverflowError,
-        pl.exceptions.PolarsError,
-    ):
-        cells = column.to_list()
-        for place, value in changes.items():
-            cells[place] = value
-        return pl.Series(cells, dtype=pl.Object)
-
-
-def _seconds(value: Any) -> float:
-    return math.nan if value is None else moment("a date", value)
-
-
 def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes that JSON has; embeddings and the like are left out."""
-    values = {name: _json_value(value) for name, value in row.items()}
+    values = {name: json_value(value) for name, value in row.items()}
     return {
         name: value for name, value in values.items() if value is not None or row[name] is None
     }
-
-
-def _json_value(value: Any) -> Any:
-    """Return dates as text and lists of text as they are; None for what JSON lacks."""
-    if isinstance(value, (dt.date, dt.time)):
-        return value.isoformat()
-    if isinstance(value, list):
-        return value if all(isinstance(part, str) for part in value) else None
-    return value if _is_plain(value) else None
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def assign(experiment: Experiment, user: str) -> str:
