@@ -105,7 +105,7 @@ class AttributeCodes:
     def array(self) -> Codes:
         """The codes, numbered in the order in which the items name their values."""
         width = int((self._codes >= 0).sum(axis=1).max(initial=0))
-        codes = np.ascontiguousarray(self._codes[:, :width])
+        codes = self._codes[:, :width].copy()
         flat = codes.ravel()
         where = np.flatnonzero(flat >= 0)
         first = np.full(len(self._numbers), len(flat))

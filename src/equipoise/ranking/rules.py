@@ -322,6 +322,19 @@ class ItemRules:
         """Whether lists have to be re-ranked by `mixture`."""
         return bool(self.quotas or len(self.known_pins(n_items)) or self.diversity)
 
+    @cached_property
+    def exhaustible(self) -> list[tuple[Quota, Mask]]:
+        """Quotas that limit every item the rules allow, and the codes which these items have."""
+        quotas = []
+        for quota in self.quotas:
+            codes = quota.codes if self.allowed is None else quota.codes[self.allowed]
+            if (codes >= 0).any(axis=1).all():
+                highest = int(quota.codes.max(initial=-1))
+                is_used = np.zeros(highest + 1, np.bool_)
+                is_used[codes[codes >= 0]] = True
+                quotas.append((quota, is_used))
+        return quotas
+
     def limit_unknown_pins(self, shown: Callable[[Any], bool]) -> Self:
         """Return the rules without the unknown pins that may not be shown."""
         if self.unknown_pins is None:
