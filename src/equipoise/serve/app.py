@@ -189,16 +189,22 @@ class Shortcuts:
         if shortcut is None:
             await self._app(scope, receive, send)
             return
-        scope["route"], body, answer = shortcut  # metrics are counted by the path of the route
+        scope["route"], model, answer = shortcut  # metrics are counted by the path of the route
+        call = scope["state"]["call"]
+        is_alone = send == call.send  # no other middleware adds to the answer
         try:
-            content = await answer(body.model_validate_json(await _read_body(receive)))
+            body = call.take_body() if is_alone else None
+            if body is None:
+                body = await _read_body(receive)
+            content = await answer(model.model_validate_json(body))
         except Exception as error:
             refused = as_refused(error)
             details = to_json(_problem(error, refused, scope, self._telemetry))
             headers = [(k.encode(), v.encode()) for k, v in (refused.headers or {}).items()]
             await send_json(send, details, refused.status_code, headers)
         else:
-            await send_json(send, content)
+            if not is_alone or not call.answer(content):
+                await send_json(send, content)
 
 
 async def _read_body(receive: Receive) -> bytes:

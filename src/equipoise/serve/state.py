@@ -866,6 +866,9 @@ class State:
             self._attributes, self._catalogues = self.store.all_attributes(), {}
         else:
             changes = self.store.all_attributes(last)
+            if not changes:
+                self._version = version
+                return
             attributes, catalogues = {**self._attributes, **changes}, self._catalogues
             is_small = FEW_CHANGES * len(changes) < len(attributes) + 1_000
             self._catalogues = {
