@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from equipoise.data.matrix import Csr
 from equipoise.errors import DataError, SettingError, SolveError
 from equipoise.ranking import ranker
-from equipoise.ranking.ranker import Job, Ranked, rank_row, score, score_items, top_k
+from equipoise.ranking.ranker import Job, Ranked, RowRanker, score, score_items, top_k
 from equipoise.ranking.terms import Constant, Dense, LowRank, Scaled, Sparse, Term
 
 KINDS = ["dense", "dense with diagonal", "sparse", "sparse with diagonal", "low-rank", "constant"]
@@ -262,12 +262,23 @@ def test_lists_have_the_same_bits_for_any_threads_batches_and_blocks(
             assert_same_bits(top_k(terms, history, 20, threads=threads), expected)
 
 
+def one_matrix(rng: np.random.Generator, n_items: int, dtype: str) -> list[Term]:
+    """Return a single matrix and scores that do not depend on the history."""
+    constant = rng.standard_normal(n_items).astype(dtype)
+    return [make_term(rng, "dense", n_items, dtype), Constant(constant), Constant(constant)]
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "mixed"])
 @pytest.mark.parametrize("tile", [1 << 19, 256])
 def test_a_single_row_has_the_bits_of_the_lists(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, tile: int
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, tile: int, kind: str
 ) -> None:
     n, m = 700, 12
-    terms = [*random_terms(rng, n), Scaled(make_term(rng, "dense", n, "float32"), rng.random(n))]
+    if kind == "mixed":
+        scaled = Scaled(make_term(rng, "dense", n, "float32"), rng.random(n))
+        terms = [*random_terms(rng, n), scaled]
+    else:
+        terms = one_matrix(rng, n, kind)
     history = sp.csr_array(
         sp.random_array((m, n), density=0.1, rng=rng, dtype=np.float32, format="csr")
     )
@@ -276,22 +287,40 @@ def test_a_single_row_has_the_bits_of_the_lists(
     for k in (1, 20, n):
         ranked = top_k(terms, history, k, candidates=candidates)
         monkeypatch.setattr(ranker, "TILE", tile)
+        row_ranker = RowRanker(terms)
         for row in range(m):
             part = slice(history.indptr[row], history.indptr[row + 1])
-            allowed = candidates.copy()
-            allowed[history.indices[part]] = False
-            items, scores = rank_row(terms, history.indices[part], history.data[part], k, allowed)
+            indices, values = history.indices[part], history.data[part]
+            hidden = rng.permutation(np.concatenate([indices, indices]))
+            items, scores = row_ranker.rank(indices, values, k, candidates, hidden)
             length = ranked.lengths[row]
             assert len(items) == len(scores) == length
             assert items.tolist() == ranked.items[row, :length].tolist()
             assert scores.tobytes() == ranked.scores[row, :length].tobytes()
 
 
-def test_a_single_row_with_nan_scores_is_refused(rng: np.random.Generator) -> None:
-    term = make_term(rng, "dense", 5, "float32")
+def test_a_single_row_of_integer_weights_has_the_bits_of_the_lists(
+    rng: np.random.Generator,
+) -> None:
+    n = 300
+    matrix = rng.integers(-(2**15), 2**15, (n, n), np.int16)
+    term = Dense(matrix, rng.random(n), rng.random(n).astype(np.float32), zero_diagonal=False)
+    history = make_history(rng, 5, n, density=0.2)
+    ranked = top_k([term], history, 10)
+    for row in range(5):
+        part = slice(history.indptr[row], history.indptr[row + 1])
+        indices, values = history.indices[part], history.data[part]
+        items, scores = RowRanker([term]).rank(indices, values, 10, np.ones(n, bool), indices)
+        assert items.tolist() == ranked.items[row].tolist()
+        assert scores.tobytes() == ranked.scores[row].tobytes()
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_a_single_row_with_nan_scores_is_refused(rng: np.random.Generator, kind: str) -> None:
+    row_ranker = RowRanker([make_term(rng, kind, 5, "float32")])
     values, allowed = np.full(1, np.nan, np.float32), np.ones(5, np.bool_)
     with pytest.raises(SolveError, match="not numbers"):
-        rank_row([term], np.array([2]), values, 3, allowed)
+        row_ranker.rank(np.array([2]), values, 3, allowed, np.empty(0, np.int64))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

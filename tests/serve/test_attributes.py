@@ -51,8 +51,22 @@ def outcome(catalogue: Catalogue, work: Any) -> Any:
         return str(error)
 
 
+# values of one type each, which are changed item by item
+ONE_KIND = st.fixed_dictionaries(
+    {},
+    optional={
+        "kind": st.sampled_from(["tea", "salt", "tea|jam", None]),
+        "price": st.sampled_from([0, 1, 2]),
+        "tags": st.sampled_from([["jam"], ["tea", "jam"], ["salt", "tea", "jam"]]),
+    },
+)
+CHANGES_OF_ONE_KIND = st.lists(
+    st.dictionaries(st.sampled_from(IDS), ONE_KIND, min_size=1), min_size=1, max_size=4
+)
+
+
 @settings(max_examples=60, deadline=None)
-@given(changes=CHANGES, first=CHANGE)
+@given(changes=CHANGES | CHANGES_OF_ONE_KIND, first=CHANGE | ONE_KIND)
 def test_a_changed_catalogue_equals_a_new_one(
     loaded: Served, changes: list[dict[str, Any]], first: dict[str, Any]
 ) -> None:

@@ -30,8 +30,11 @@ def served(model: eq.Recommender, folder: Path) -> Served:
 
 def listed(loaded: Served, user: str, live: Live, k: int = 8) -> list[object]:
     history = loaded.history_of_user(user, live)
-    allowed = allowed_items(loaded, Catalogue(loaded, {}), history, exclude_seen=True)
-    return [loaded.ids[place] for place in loaded.top(history, k, allowed).places]
+    allowed = allowed_items(loaded, Catalogue(loaded, {}))
+    return [
+        loaded.ids[place]
+        for place in loaded.top(history, k, allowed, hidden=history.hidden).places
+    ]
 
 
 @pytest.mark.parametrize(

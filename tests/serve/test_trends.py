@@ -40,8 +40,11 @@ def counts_in(served: Served, store: Store) -> dict[str, float]:
 
 def top(served: Served, items: list[str], k: int = 5) -> list[Any]:
     history = served.history_of_items(items)
-    allowed = allowed_items(served, Catalogue(served, {}), history, exclude_seen=True)
-    return [served.ids[place] for place in served.top(history, k, allowed).places]
+    allowed = allowed_items(served, Catalogue(served, {}))
+    return [
+        served.ids[place]
+        for place in served.top(history, k, allowed, hidden=history.hidden).places
+    ]
 
 
 def burst(item: str, n_users: int, name: str = "visitor") -> list[dict[str, Any]]:

@@ -59,6 +59,18 @@ def _add_four(
 
 
 @compiled
+def _add_two(
+    total: Floats, matrix: Floats, low: int, indices: Positions, weights: Floats, place: int
+) -> None:
+    high, number = low + len(total), total.dtype.type
+    r0, w0 = matrix[indices[place], low:high], weights[place]
+    r1, w1 = matrix[indices[place + 1], low:high], weights[place + 1]
+    for j in range(len(total)):
+        value = total[j] + w0 * number(r0[j])
+        total[j] = value + w1 * number(r1[j])
+
+
+@compiled
 def _add_one(total: Floats, row: Floats, weight: Any) -> None:
     for j in range(len(total)):
         total[j] = total[j] + weight * total.dtype.type(row[j])
@@ -81,8 +93,11 @@ def _add_group(
     if last - first >= 4:
         _add_four(total, matrix, low, indices, weights, first)
         first += 4
-    for place in range(first, last):
-        _add_one(total, matrix[indices[place], low : low + len(total)], weights[place])
+    if last - first >= 2:
+        _add_two(total, matrix, low, indices, weights, first)
+        first += 2
+    if first < last:
+        _add_one(total, matrix[indices[first], low : low + len(total)], weights[first])
 
 
 @compiled
@@ -415,21 +430,46 @@ def sort_heaps(items: Positions, best: Floats, lengths: Positions) -> None:
 
 
 @compiled
-def select_allowed(
-    scores: Floats,
-    low: int,
+def rank_history(
+    matrix: Floats,
+    source: Floats,
+    target: Floats,
+    base: Floats,
+    zero_diagonal: bool,
+    indices: Positions,
+    values: Floats,
     allowed: Any,
+    hidden: Positions,
     items: Positions,
     best: Floats,
-    lengths: Positions,
-    bad: Any,
-) -> None:
-    """Offer a block of scores to the heaps like `select`, without the items that are not allowed.
+) -> int:
+    """Rank for one history what `add_rows`, `mask_items` and `select` rank for many.
 
-    `allowed` has a flag for every item, not only for those of the block.
+    Returns the length of the list, or -1 if a score is NaN. `allowed` has a flag for every item;
+    `hidden` are positions in any order. `source` and `target` have the precision of the sums.
     """
-    for user in range(scores.shape[0]):
-        row = scores[user]
-        for j in range(len(row)):
-            row[j] = row[j] if allowed[low + j] else -np.inf
-    select(scores, low, items, best, lengths, bad)
+    n_items = len(target)
+    number = target.dtype.type
+    weights = np.empty(len(indices), target.dtype)
+    for place in range(len(indices)):
+        weights[place] = number(values[place]) * source[indices[place]]
+    total = np.zeros(n_items, target.dtype)
+    before = np.empty(GROUP, target.dtype)
+    for first in range(0, len(indices), GROUP):
+        last = min(first + GROUP, len(indices))
+        if zero_diagonal:
+            for place in range(first, last):
+                before[place - first] = total[indices[place]]
+        _add_group(total, matrix, 0, indices, weights, first, last)
+        if zero_diagonal:
+            _without_diagonal(total, before, matrix, 0, indices, weights, first, last)
+    for j in range(n_items):
+        score = base[j] + total[j] * target[j]
+        total[j] = score if allowed[j] else number(-np.inf)
+    for place in range(len(hidden)):
+        total[hidden[place]] = -np.inf
+    lengths, bad = np.zeros(1, np.int32), np.zeros(1, np.bool_)
+    lists, scores = items.reshape((1, len(items))), best.reshape((1, len(best)))
+    select(total.reshape((1, n_items)), 0, lists, scores, lengths, bad)
+    sort_heaps(lists, scores, lengths)
+    return -1 if bad[0] else lengths[0]

@@ -111,7 +111,8 @@ class _Selection:
             best_value = value[np.arange(len(users)), best]
             is_sure = (best_value > NEVER) & (best_value >= border[users])
             # without a sure candidate the list ends, unless there are more candidates
-            done[users[~is_sure & has_more[users]]] = False
+            unsure = users[~is_sure & has_more[users]]
+            done[unsure] = [self._is_exhausted(lists, user) for user in unsure.tolist()]
             users, best = users[is_sure], best[is_sure]
             free[users, best] = False
             shown = ranked.items[users, best]
@@ -119,6 +120,16 @@ class _Selection:
             self._update(users, shown, shared, nearest)
             users = users[lists.lengths[users] < k]
         return lists, done
+
+    def _is_exhausted(self, lists: Ranked, user: int) -> bool:
+        """Whether a quota leaves no item that could follow, among the candidates or beyond."""
+        listed = lists.items[user, : lists.lengths[user]]
+        for quota, is_used in self.rules.exhaustible:
+            codes = quota.codes[listed].ravel()
+            counts = np.bincount(codes[codes >= 0], minlength=len(is_used))
+            if (counts[is_used] >= quota.most).all():
+                return True
+        return False
 
     def _relevance(self) -> Floats:
         """Return the relevance of each candidate: its scaled score, without diversity its rank."""

@@ -25,11 +25,11 @@ from equipoise.ranking.kernels import (
     boost_items,
     keep_items,
     mask_items,
+    rank_history,
     select,
-    select_allowed,
     sort_heaps,
 )
-from equipoise.ranking.terms import Adder, Rows, Term
+from equipoise.ranking.terms import Adder, Dense, Rows, Term
 from equipoise.runtime.kernels import Floats, Offsets, Positions
 from equipoise.runtime.machine import count, limited, run
 
@@ -202,46 +202,93 @@ def top_k(
     return ranked
 
 
-def rank_row(
-    terms: Sequence[Term],
-    indices: npt.NDArray[np.integer[Any]],
-    values: Floats,
-    k: int,
-    allowed: npt.NDArray[np.bool_],
-) -> tuple[Positions, Floats]:
-    """Return the k best allowed items for one history, and their scores.
+class RowRanker:
+    """Ranks the items for one history at a time.
 
     The numbers are those of `top_k`, bit for bit, without the work that only pays for many users.
+    What does not depend on the history is prepared once.
 
     Parameters
     ----------
     terms
         As for `top_k`; none of them on a device.
-    indices, values
-        Items of the history in ascending order, and their weights in float32.
-    k
-        Length of the list.
-    allowed
-        Mask of the items that may be listed.
     """
-    n_items = len(allowed)
-    rows = Rows(np.array([0, len(indices)]), indices.astype(np.int32, copy=False), values)
-    adders = [term.adder(rows) for term in terms if term.constant is None]
-    scores = constant_scores(terms, n_items).reshape(1, -1)
-    k = min(k, n_items)
-    items, best = np.empty((1, k), np.int32), np.empty((1, k), scores.dtype)
-    lengths, bad = np.zeros(1, np.int32), np.zeros(1, np.bool_)
-    width = TILE // scores.itemsize
-    for low in range(0, n_items, width):
-        block = scores if n_items <= width else scores[:, low : low + width]
-        for add in adders:
-            add(block, low)
-        select_allowed(block, low, allowed, items, best, lengths, bad)
-    sort_heaps(items, best, lengths)
-    if bad[0]:
-        _refuse_nan(np.zeros(1, np.int64))
-    length = lengths[0]
-    return items[0, :length], best[0, :length]
+
+    def __init__(self, terms: Sequence[Term]) -> None:
+        self._terms, self._dtype = terms, sum_dtype(terms)
+        self._n_items = terms[0].n_items
+        self._base = constant_scores(terms, self._n_items)
+        others = [term for term in terms if term.constant is None]
+        self._fits_cache = self._n_items * self._dtype.itemsize <= TILE
+        self._arrays: tuple[Any, ...] | None = None  # of a single matrix, for the compiled loop
+        if len(others) == 1 and type(others[0]) is Dense and others[0].dtype == self._dtype:
+            self._arrays = others[0].arrays
+
+    def rank(
+        self,
+        indices: npt.NDArray[np.integer[Any]],
+        values: Floats,
+        k: int,
+        allowed: npt.NDArray[np.bool_],
+        hidden: npt.NDArray[np.integer[Any]],
+    ) -> tuple[Positions, Floats]:
+        """Return the k best items and their scores.
+
+        Parameters
+        ----------
+        indices, values
+            Items of the history in ascending order, and their weights in float32.
+        k
+            Length of the list.
+        allowed
+            Mask of the items that may be listed.
+        hidden
+            Positions of items that may not be listed all the same.
+        """
+        k = min(k, self._n_items)
+        # copies, because the kernels would be compiled again for read-only arrays
+        rows, barred = indices.astype(np.int32), hidden.astype(np.int32)
+        if self._arrays is None or not self._fits_cache:
+            return self._rank_in_blocks(rows, values, k, allowed, barred)
+        items, best = np.empty(k, np.int32), np.empty(k, self._dtype)
+        matrix, source, target, zero_diagonal = self._arrays
+        scales = source, target, self._base
+        history = rows, values.copy()
+        excluded = allowed, barred
+        length = rank_history(matrix, *scales, zero_diagonal, *history, *excluded, items, best)
+        if length < 0:
+            _refuse_nan(np.zeros(1, np.int64))
+        return items[:length], best[:length]
+
+    def _rank_in_blocks(
+        self,
+        indices: Positions,
+        values: Floats,
+        k: int,
+        allowed: npt.NDArray[np.bool_],
+        hidden: Positions,
+    ) -> tuple[Positions, Floats]:
+        """Return the list of any terms, from blocks of columns that fit into the cache."""
+        if len(hidden):
+            allowed = allowed.copy()
+            allowed[hidden] = False
+        rows = Rows(np.array([0, len(indices)]), indices, values)
+        adders = [term.adder(rows) for term in self._terms if term.constant is None]
+        scores = self._base.copy().reshape(1, -1)
+        items, best = np.empty((1, k), np.int32), np.empty((1, k), scores.dtype)
+        lengths, bad = np.zeros(1, np.int32), np.zeros(1, np.bool_)
+        width = TILE // scores.itemsize
+        for low in range(0, self._n_items, width):
+            block = scores if self._n_items <= width else scores[:, low : low + width]
+            for add in adders:
+                add(block, low)
+            block[:, ~allowed[low : low + width]] = -np.inf
+            select(block, low, items, best, lengths, bad)
+        sort_heaps(items, best, lengths)
+        if bad[0]:
+            _refuse_nan(np.zeros(1, np.int64))
+        length = lengths[0]
+        return items[0, :length], best[0, :length]
 
 
 def score(

@@ -34,6 +34,7 @@ from equipoise.data.catalogue import gathered_rows
 from equipoise.data.ids import IdIndex, as_list, by_id_key, id_key, is_id
 from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, FileFormatError, SettingError
+from equipoise.ranking.attribute_index import AttributeCodes, AttributeIndex
 from equipoise.ranking.ranker import Boost
 from equipoise.runtime.machine import check_polars
 
@@ -321,6 +322,19 @@ class ItemRules:
         """Whether lists have to be re-ranked by `mixture`."""
         return bool(self.quotas or len(self.known_pins(n_items)) or self.diversity)
 
+    @cached_property
+    def exhaustible(self) -> list[tuple[Quota, Mask]]:
+        """Quotas that limit every item the rules allow, and the codes which these items have."""
+        quotas = []
+        for quota in self.quotas:
+            codes = quota.codes if self.allowed is None else quota.codes[self.allowed]
+            if (codes >= 0).any(axis=1).all():
+                highest = int(quota.codes.max(initial=-1))
+                is_used = np.zeros(highest + 1, np.bool_)
+                is_used[codes[codes >= 0]] = True
+                quotas.append((quota, is_used))
+        return quotas
+
     def limit_unknown_pins(self, shown: Callable[[Any], bool]) -> Self:
         """Return the rules without the unknown pins that may not be shown."""
         if self.unknown_pins is None:
@@ -535,6 +549,21 @@ def attribute_values(cell: Any) -> list[Any]:
     return [cell] if cell is None or isinstance(cell, VALUES) else []
 
 
+def written_values(cell: Any) -> list[Any]:
+    """Return the values of an attribute and the complete text of several.
+
+    >>> written_values("Drama| Sport")
+    ['Drama', 'Sport', 'Drama|Sport', 'Drama| Sport']
+    """
+    values = attribute_values(cell)
+    text = SEPARATOR.join(values) if len(values) > 1 and _all_text(values) else cell
+    if isinstance(text, str) and text not in values:
+        values.append(text)
+    if isinstance(cell, str) and cell not in values:
+        values.append(cell)
+    return values
+
+
 class _Items:
     """Looks up items of rules: the items of the data, followed by unknown pins.
 
@@ -558,7 +587,7 @@ class _Items:
         self.pins = np.array(list(dict.fromkeys(places)), np.int64)
         self.size = data.n_items + len(self.unknown_pins)
         self._pin_rows = np.full(len(self.unknown_pins), -1, np.int64)
-        if data.known_items is not None:
+        if self.unknown_pins and data.known_items is not None:
             new_index = data.known_items.new_index
             self._pin_rows = new_index.positions(self.unknown_pins, unknown="skip")
         strange = [
@@ -673,18 +702,16 @@ class _Items:
     def _places(self, name: str) -> dict[Any, list[int]]:
         """Return the items with each value of an attribute, and with each complete text."""
         if name not in self._by_value:
-            places: dict[Any, list[int]] = {}
-            for place, cell in enumerate(self.column(name).to_list()):
-                values = attribute_values(cell)
-                text = SEPARATOR.join(values) if len(values) > 1 and _all_text(values) else cell
-                if isinstance(text, str) and text not in values:
-                    values.append(text)
-                if isinstance(cell, str) and cell not in values:
-                    values.append(cell)
-                for value in values:
-                    places.setdefault(value, []).append(place)
-            self._by_value[name] = places
+            kept = self._kept(name)
+            if kept is None:
+                kept = AttributeIndex(self.column(name).to_list(), written_values)
+            self._by_value[name] = kept.places
         return self._by_value[name]
+
+    def _kept(self, name: str) -> AttributeIndex | None:
+        """Return what the data keep of an attribute, which has no unknown pins."""
+        keeps = getattr(self.data, "attribute_index", None)
+        return None if keeps is None or self.unknown_pins else keeps(name)
 
     def _matching(self, name: str, values: list[Any]) -> Mask:
         """Return a mask of the items with any of these values of an attribute."""
@@ -716,15 +743,12 @@ class _Items:
 
     def codes(self, name: str) -> npt.NDArray[np.int32]:
         """Return a number for each value of an attribute, a row for each item, padded with -1."""
-        numbers: dict[Any, int] = {}
-        cells = self.column(name)[: self.data.n_items].to_list()
-        attributes = [
-            [value for value in attribute_values(cell) if value is not None] for cell in cells
-        ]
-        codes = np.full((len(cells), max(map(len, attributes), default=0)), -1, np.int32)
-        for row, values in zip(codes, attributes, strict=True):
-            row[: len(values)] = [numbers.setdefault(value, len(numbers)) for value in values]
-        return codes
+        keeps = getattr(self.data, "attribute_codes", None)
+        kept = None if keeps is None else keeps(name)
+        if kept is None:
+            cells = self.column(name)[: self.data.n_items].to_list()
+            kept = AttributeCodes(cells, attribute_values)
+        return kept.array
 
     def _apply_function(self, function: Any) -> Mask:
         """Return a mask of the items for whose attributes a function is true."""

@@ -157,6 +157,12 @@ class Dense(ScaledTerm):
     def _plain_matrix(self) -> npt.NDArray[Any]:
         return _plain(self.matrix)
 
+    @property
+    def arrays(self) -> tuple[Any, Any, Any, bool]:
+        """Matrix, source and target as the kernels take them, and whether the diagonal is zero."""
+        source = _plain(self.source, self.dtype)
+        return self._plain_matrix, source, self._plain_target, self.zero_diagonal
+
     def adder(self, rows: Rows) -> Adder:
         """Return a function that adds this term's scores to a block of columns."""
         matrix, target = self._plain_matrix, self._plain_target

@@ -6,6 +6,7 @@ encoded once per item. Other answers are plain values.
 
 from __future__ import annotations
 
+import functools
 import json
 import secrets
 import time
@@ -23,7 +24,9 @@ from equipoise.serve import schemas
 from equipoise.serve.config import Limits
 from equipoise.serve.exploring import Draw, Explorer, log_entry
 from equipoise.serve.folding import type_weights
+from equipoise.serve.security import short_id
 from equipoise.serve.state import (
+    NOTHING,
     Catalogue,
     History,
     Listed,
@@ -35,12 +38,11 @@ from equipoise.serve.state import (
     find,
     rules_of_user,
 )
-from equipoise.serve.store import Event, Live, Mark, Write
+from equipoise.serve.store import NO_EVENTS, Event, Live, Mark, Write
 from equipoise.serve.telemetry import Telemetry
 from equipoise.serve.transfer import as_stored, type_weight
 from equipoise.serve.trends import NEGLIGIBLE, half_life_of
 
-NO_USER = Live([], [], 0)
 SHOWN = 5  # ids in a message
 
 # steps of a request, estimated before any work is done; about a nanosecond of one processor each
@@ -59,6 +61,8 @@ NUMBERED = ("boost", "bonus")  # rules with numbers by id or attribute
 
 class Budget:
     """Remaining budget of a request; `spend` raises when it is exceeded."""
+
+    __slots__ = ("_limits", "_rules", "steps")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -93,13 +97,15 @@ class Budget:
 
 def check_size(queries: Sequence[schemas.Recommend], limits: Limits) -> None:
     """Refuse requests that name too many ids, or whose answers would be too long."""
-    ids = sum(count_ids(query) for query in queries)
+    ids = rows = 0
+    for query in queries:
+        ids += count_ids(query)
+        rows += query.k * (1 + query.explain)
     if ids > limits.ids:
         raise SettingError(
             f"the request names {ids:,} ids and values, and limits.ids is {limits.ids:,}; reduce "
             "history, exclude, candidates, filters or rules, or send it in parts"
         )
-    rows = sum(query.k * (1 + query.explain) for query in queries)
     if rows > limits.rows:
         raise SettingError(
             f"the answer would have {rows:,} items and reasons, and limits.rows is "
@@ -111,15 +117,17 @@ def count_ids(query: schemas.Recommend) -> int:
     """Return the number of ids and values that a request names."""
     n_ids = len(query.exclude)
     for ids in (query.history, query.session, query.candidates):
-        n_ids += len(ids) if ids is not None else 0
-    for value in query.filters.values():
-        n_ids += len(value) if isinstance(value, list) else 1
+        if ids is not None:
+            n_ids += len(ids)
+    if query.filters:
+        for value in query.filters.values():
+            n_ids += len(value) if isinstance(value, list) else 1
     if query.rules is not None:
         n_ids += count_entries(rules_of_user(query.rules, query.user))
     return n_ids
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Plan:
     """A list that is allowed and not yet computed."""
 
@@ -184,7 +192,7 @@ class Answers:
 
     def read_live(self, who: schemas.Who) -> Live:
         """Read the events of the request's user; the only method that waits for the store."""
-        return NO_USER if who.user is None else self._store.live(who.user)
+        return NO_EVENTS if who.user is None else self._store.live(who.user)
 
     def _choose_model(self, who: schemas.Who) -> tuple[Served, str | None]:
         experiment = self._state.experiment
@@ -228,7 +236,7 @@ class Answers:
         """Return a list as JSON, and a write that has to be done before the list is sent."""
         query, served, history = plan.query, plan.served, plan.history
         catalogue = self._state.catalogue(served)
-        rules = catalogue.rules(query.rules, query.user)
+        rules = catalogue.rules(query.rules, query.user) if query.rules else None
         if rules is not None and rules.diversity and query.offset:
             raise SettingError(
                 "with diversity the ranks of a list depend on its length; leave offset out"
@@ -240,17 +248,16 @@ class Answers:
         allowed = allowed_items(
             served,
             catalogue,
-            history,
-            exclude_seen=hides_seen,
             exclude=query.exclude,
             candidates=query.candidates,
             filters=query.filter_values if query.filters else None,
         )
+        hidden = history.hidden if hides_seen else NOTHING
         depth, offset, draw = query.k + query.offset, query.offset, None
         explores = self._explorer.explores(query, rules)
         if explores:
             depth = self._explorer.depth(depth)
-        listed = served.top(history, depth, allowed, query.alpha, rules, query.user)
+        listed = served.top(history, depth, allowed, query.alpha, rules, query.user, hidden=hidden)
         if explores:
             draw = self._explorer.draw(listed, query.k)
             listed = draw.listed
@@ -260,12 +267,11 @@ class Answers:
         if query.explain:
             reasons = served.reasons(history, listed.places, query.alpha, query.explain)
         self._telemetry.listed(served, listed.places, listed.source)
-        list_id = secrets.token_hex(8)
-        alpha = served.alpha if query.alpha is None else query.alpha
+        list_id = short_id()
         facts = {
             "list_id": list_id,
             "user": query.user,
-            "alpha": alpha,
+            "alpha": served.alpha if query.alpha is None else query.alpha,
             "experiment": plan.experiment,
             "unknown_items": history.unknown[:100],
         }
@@ -289,13 +295,14 @@ class Answers:
         rows = min(query.k, k) * (1 + query.explain)
         steps: float = LIST_STEPS + ID_STEPS * count_ids(query) + ROW_STEPS * rows
         budget.spend(steps, "the ids that are named, k or explain, or send fewer lists in a batch")
-        history = "the history ({:,} items)"
-        budget.spend(served.steps(length), f"{history}, or send fewer lists in a batch", length)
+        remedy = "the history ({:,} items), or send fewer lists in a batch"
+        budget.spend(served.steps(length), remedy, length)
         if query.explain:
             pairs = min(query.k, k) * length
             batches = -(-pairs // PAIRS)
             steps = length * served.steps(1) * batches + PAIR_STEPS * pairs
-            budget.spend(steps, f"{history} or k ({{:,}}), or leave explain out", length, query.k)
+            remedy = "the history ({:,} items) or k ({:,}), or leave explain out"
+            budget.spend(steps, remedy, length, query.k)
 
     def _record(self, plan: Plan, list_id: str, listed: Listed, draw: Draw | None) -> Write | None:
         """Record a list of an experiment or one to replay; return the write of its seen marks."""
@@ -336,8 +343,8 @@ class Answers:
         place = self._position(served, item)
         history = served.history_of_items([str(served.ids[place])])
         catalogue = self._state.catalogue(served)
-        allowed = allowed_items(served, catalogue, history, exclude_seen=True)
-        listed = served.top(history, k, allowed, alpha, with_trend=False)
+        allowed = allowed_items(served, catalogue)
+        listed = served.top(history, k, allowed, alpha, with_trend=False, hidden=history.hidden)
         return _listing(served, listed, _name(served, place))
 
     def trending(self, k: int, model: str | None) -> dict[str, Any]:
@@ -565,27 +572,31 @@ def _listing(
         scores = to_json(listed.scores.tolist(), inf_nan_mode="null")[1:-1].split(b",")
     if listed.pins:  # positions beyond those of the model's items
         pins = [_pin_json(str(pin), title) for pin, title in listed.pins]
-        heads = [served.item_json(n) if n < n_items else pins[n - n_items] for n in places]
+        known = iter(served.items_json([place for place in places if place < n_items]))
+        heads = [next(known) if place < n_items else pins[place - n_items] for place in places]
         scores = [s if n < n_items else b"null" for n, s in zip(places, scores, strict=True)]
     else:
-        heads = [served.item_json(place) for place in places]
-    ends = [b"}"] * len(places)
+        heads = served.items_json(places)
+    ranks = _ranks_json(offset, len(places))
     if reasons is not None:
-        ends = [b',"reasons":%s}' % to_json(_reasons(served, of_item)) for of_item in reasons]
-    ranks = range(offset + 1, offset + 1 + len(places))
-    items = b",".join(
-        [
-            b'%s,"score":%s,"rank":%d%s' % parts
-            for parts in zip(heads, scores, ranks, ends, strict=True)
+        ranks = [
+            b'%s,"reasons":%s}' % (rank[:-1], to_json(_reasons(served, of_item)))
+            for rank, of_item in zip(ranks, reasons, strict=True)
         ]
-    )
+    items = b",".join(map(b"".join, zip(heads, scores, ranks, strict=True)))
     origin, more = served.origin_json[listed.source], to_json(facts)[1:-1]
     return b'%s,%s,"items":[%s]}' % (origin, more, items)
 
 
+@functools.lru_cache(64)
+def _ranks_json(offset: int, length: int) -> list[bytes]:
+    """Return the ranks of a list as ends of objects."""
+    return [b',"rank":%d}' % rank for rank in range(offset + 1, offset + 1 + length)]
+
+
 def _pin_json(pin: str, title: str) -> bytes:
     """Return what a list says of a pinned item that the model does not know."""
-    return to_json({"item": pin, "title": title, "tail": True, "users": 0})[:-1]
+    return to_json({"item": pin, "title": title, "tail": True, "users": 0})[:-1] + b',"score":'
 
 
 def _forecast(estimate: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ from starlette.routing import Route
 import equipoise
 from equipoise.errors import EquipoiseError, SettingError
 from equipoise.serve import drift, schemas
-from equipoise.serve.answers import NO_USER, Answers, Budget, check_size
+from equipoise.serve.answers import Answers, Budget, check_size
 from equipoise.serve.config import Config
 from equipoise.serve.data_routes import add_data_routes
 from equipoise.serve.drift import DriftMetrics
@@ -38,7 +38,7 @@ from equipoise.serve.guard import Guard, Receive, Scope, Send, as_refused, probl
 from equipoise.serve.records import ERASE_AFTER, erase_forgotten
 from equipoise.serve.security import Refused
 from equipoise.serve.state import State
-from equipoise.serve.store import Store, StoreError
+from equipoise.serve.store import NO_EVENTS, Store, StoreError
 from equipoise.serve.telemetry import SAMPLE_PAUSE, Telemetry
 from equipoise.serve.watchdog import LoopWatchdog
 
@@ -84,6 +84,8 @@ ModelName = Annotated[str | None, Query(max_length=64)]
 AlphaQuery = Annotated[float | None, Query(ge=-2, le=2, allow_inf_nan=False)]
 K = Annotated[int, Query(ge=1, le=schemas.DEEPEST)]
 Search = Annotated[str, Query(max_length=schemas.LONGEST)]
+# requests that are answered without a task, unless they have to wait
+AT_ONCE = frozenset({("POST", "/v1/recommend")})
 RENEWAL_WAIT = 1.0  # seconds; then a list is made with the attributes and trend that are known
 TRENDS_WAIT = 5.0  # seconds between two looks at new events without requests
 # seconds that a request has waited for the store
@@ -111,6 +113,7 @@ def create(config: Config) -> Any:
     guarded = Guard(inner, config, telemetry)
     guarded.state, guarded.routes = state, app  # type: ignore[attr-defined]
     if not config.traces:
+        guarded.at_once = AT_ONCE
         return guarded
     from equipoise.serve import tracing
 
@@ -186,16 +189,22 @@ class Shortcuts:
         if shortcut is None:
             await self._app(scope, receive, send)
             return
-        scope["route"], body, answer = shortcut  # metrics are counted by the path of the route
+        scope["route"], model, answer = shortcut  # metrics are counted by the path of the route
+        call = scope["state"]["call"]
+        is_alone = send == call.send  # no other middleware adds to the answer
         try:
-            content = await answer(body.model_validate_json(await _read_body(receive)))
+            body = call.take_body() if is_alone else None
+            if body is None:
+                body = await _read_body(receive)
+            content = await answer(model.model_validate_json(body))
         except Exception as error:
             refused = as_refused(error)
             details = to_json(_problem(error, refused, scope, self._telemetry))
             headers = [(k.encode(), v.encode()) for k, v in (refused.headers or {}).items()]
             await send_json(send, details, refused.status_code, headers)
         else:
-            await send_json(send, content)
+            if not is_alone or not call.answer(content):
+                await send_json(send, content)
 
 
 async def _read_body(receive: Receive) -> bytes:
@@ -262,6 +271,8 @@ async def _within(seconds: float, work: Awaitable[Any]) -> Any:
 
     The waiting thread goes on until the store's own timeout.
     """
+    if asyncio.current_task() is None:
+        await asyncio.sleep(0)  # a request that is answered at once gets a task here
     start = time.monotonic()
     try:
         async with asyncio.timeout(max(0.0, seconds - waited.get())):
@@ -321,7 +332,7 @@ def _add_api_routes(
         if state.trends_are_old():
             await renew_trends()
         if query.user is None:
-            live = NO_USER
+            live = NO_EVENTS
         elif store.is_local:
             live = store.live(query.user)
         else:
@@ -373,7 +384,7 @@ def _add_api_routes(
         try:
             lives = await _read(store, timeout, lambda: [*map(answers.read_live, queries)])
         except StoreError as error:
-            lives = [NO_USER if query.user is None else error for query in queries]
+            lives = [NO_EVENTS if query.user is None else error for query in queries]
         unread = iter(lives)
 
         def answer(entry: schemas.Recommend | Exception) -> Any:

@@ -15,7 +15,7 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -214,31 +214,41 @@ class Database:
         with self._known_errors():
             return self._repeat(attempt, seconds)
 
-    def query_file(self, sql: str, values: dict[str, Any]) -> list[Any]:
+    def query_file(self, sql: str, values: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
         """Read from the file without the layers of SQLAlchemy; each list needs such a read."""
         now = time.monotonic()
         if not now - self._checked < UNCHECKED:
             self._check_file()
             self._checked = now
-        with self._known_errors():
-            idle = self._idle  # another list once the file was replaced
-            try:
-                connection = idle.pop()
-            except IndexError:
-                connection = sqlite3.connect(
-                    str(self.address.database), self._timeout, check_same_thread=False
-                )
-                _durable(connection, None)
-            try:
-                rows: list[Any] = connection.execute(sql, values).fetchall()
-            except BaseException:
-                connection.close()
+        try:
+            rows = self._query_idle(sql, values)
+        except sqlite3.Error:
+            with self._known_errors():
                 raise
-            if idle is self._idle:
-                idle.append(connection)
-            else:
-                connection.close()
-            return rows
+        if self._failures:
+            with self._known_errors():  # the file can be read again
+                pass
+        return rows
+
+    def _query_idle(self, sql: str, values: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
+        idle = self._idle  # another list once the file was replaced
+        try:
+            connection = idle.pop()
+        except IndexError:
+            connection = sqlite3.connect(
+                str(self.address.database), self._timeout, check_same_thread=False
+            )
+            _durable(connection, None)
+        try:
+            rows = connection.execute(sql, values).fetchall()
+        except BaseException:
+            connection.close()
+            raise
+        if idle is self._idle:
+            idle.append(connection)
+        else:
+            connection.close()
+        return rows
 
     def _close_idle(self) -> None:
         """Close the connections of `query_file`."""

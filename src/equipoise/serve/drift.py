@@ -131,8 +131,8 @@ def _overlaps(
     ids = served.users.values[list(rows)].tolist()
     for user, fitted in zip(users, served.model.recommend(ids, k=LIST).items, strict=True):
         history = served.history_of_user(user, state.store.live(user))
-        allowed = allowed_items(served, catalogue, history, exclude_seen=True)
-        places = served.top(history, LIST, allowed).places
+        allowed = allowed_items(served, catalogue)
+        places = served.top(history, LIST, allowed, hidden=history.hidden).places
         common = {served.ids[place] for place in places.tolist()} & set(fitted)
         overlaps.append(len(common) / max(1, len(fitted)))
         time.sleep(pause)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
@@ -18,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from equipoise.errors import EquipoiseError, NotFittedError, UnknownIdError
 from equipoise.serve.config import Config
-from equipoise.serve.security import HEADERS, PAGE_HEADERS, Gate, Refused
+from equipoise.serve.security import HEADERS, PAGE_HEADERS, Gate, Refused, short_id
 from equipoise.serve.store import StoreError
 from equipoise.serve.telemetry import RequestEntry, Telemetry
 
@@ -31,6 +30,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 EXCHANGE = "equipoise.exchange"  # extension of our HTTP protocol
 BODIED = ("POST", "PUT", "PATCH")
+JSON_TYPE = (b"content-type", b"application/json")
 JSON, NDJSON = "application/json", "application/x-ndjson"
 PARQUET = "application/vnd.apache.parquet"
 # media types of the routes whose bodies may have up to limits.bulk bytes; other routes take JSON.
@@ -72,7 +72,12 @@ def as_refused(error: Exception) -> Refused:
 
 
 class Guard:
-    """Middleware; it puts the id of the request into ``scope["state"]``."""
+    """Middleware; it puts the request and its id into ``scope["state"]``.
+
+    Our HTTP protocol starts the requests in `at_once` (method and path) without a task.
+    """
+
+    at_once: frozenset[tuple[str, str]] = frozenset()
 
     def __init__(self, app: App, config: Config, telemetry: Telemetry) -> None:
         self._app = app
@@ -109,7 +114,8 @@ class Guard:
             raise Refused(503, "busy", "too many requests at once", {"retry-after": "1"})
         client = (scope.get("client") or ("", 0))[0]
         _check_path(scope)
-        scope.setdefault("state", {})["request"] = call.id
+        state = scope.setdefault("state", {})
+        state["request"], state["call"] = call.id, call
         bearer = self._gate.enter(
             scope["method"],
             scope["path"],
@@ -173,7 +179,7 @@ class Call:
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         name = self.headers.get(b"x-request-id", b"").decode("latin-1")
         is_valid = 8 <= len(name) <= 64 and name.isascii() and name.replace("-", "").isalnum()
-        self.id = name if is_valid else secrets.token_hex(8)
+        self.id = name if is_valid else short_id()
         self.bearer = ""
         self.status = 0
         self._receive, self._send = receive, send
@@ -189,11 +195,8 @@ class Call:
         """Return the next part of the body."""
         if self._is_complete:
             return await self._receive()
-        body = None if self._exchange is None else self._exchange.take_body()
+        body = self.take_body()
         if body is not None:
-            self._is_complete = True
-            if self._size + len(body) > self.limit:
-                raise too_large(self.limit)
             return {"type": "http.request", "body": body, "more_body": False}
         if self._in_parts:
             self._end = asyncio.get_running_loop().time() + self._timeout
@@ -207,6 +210,26 @@ class Call:
         if self._size > self.limit:
             raise too_large(self.limit)
         return message
+
+    def take_body(self) -> bytes | None:
+        """Return the rest of the body if all of it has arrived, else None."""
+        if self._exchange is None or self._is_complete:
+            return None
+        body: bytes | None = self._exchange.take_body()
+        if body is not None:
+            self._is_complete = True
+            if self._size + len(body) > self.limit:
+                raise too_large(self.limit)
+        return body
+
+    def answer(self, body: bytes) -> bool:
+        """Send JSON in one step; False if that has to be done with messages."""
+        length = b"content-length", b"%d" % len(body)
+        headers = (JSON_TYPE, length, (b"x-request-id", self.id.encode()), *HEADERS)
+        if self._exchange is None or not self._exchange.answer(200, headers, body):
+            return False
+        self.status = 200
+        return True
 
     async def send(self, message: Message) -> None:
         """Send a part of the answer, with further headers; the start goes with the body."""

@@ -38,6 +38,7 @@ from equipoise.serve.logs import write_lines
 logger = logging.getLogger("equipoise.serve")
 
 SWITCH = 0.0005  # seconds that a thread may compute in Python while the event loop waits
+GARBAGE = 20_000  # new objects until a worker looks for garbage; requests leave next to none
 GRACE = 15  # seconds to finish open requests
 HUNG = 30.0  # seconds without a sign of life after which a worker is replaced in any case
 WORKER_SIGNALS = (signal.SIGHUP, signal.SIGUSR1)  # reload; be not ready any more
@@ -253,6 +254,7 @@ class WorkerConfig(uvicorn.Config):
 
         one_blas_thread().__enter__()
         sys.setswitchinterval(SWITCH)
+        gc.set_threshold(GARBAGE)
         app = create(self.settings)
 
         def reload() -> None:

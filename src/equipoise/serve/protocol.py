@@ -1,7 +1,8 @@
 """uvicorn's HTTP protocol with limits on the time, bytes and number of request headers.
 
 It also lets the application take a complete body and write a complete answer in one step each
-(`Exchange`), where ASGI needs several messages and two packets.
+(`Exchange`), where ASGI needs several messages and two packets. Requests that the application
+names in `at_once` are answered without a task, unless they have to wait.
 """
 # ruff: noqa: D102 (the methods are callbacks of asyncio and httptools)
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Coroutine, Generator, Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -69,6 +70,38 @@ class Exchange:
         return True
 
 
+class Started:
+    """A coroutine that has run up to its first wait; awaiting it runs the rest.
+
+    Parameters
+    ----------
+    coroutine
+        It was started outside of a task.
+    awaited
+        What it waits for: a future, or None to be called again soon.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
+        self._coroutine, self._awaited = coroutine, awaited
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        awaited = self._awaited
+        while True:
+            try:
+                try:
+                    value = yield awaited
+                except BaseException as error:
+                    awaited = self._coroutine.throw(error)
+                else:
+                    awaited = self._coroutine.send(value)
+            except StopIteration:
+                return
+
+    async def finish(self) -> None:
+        """Run the rest."""
+        await self
+
+
 class TooLargeError(Exception):
     """Raised in a callback of the parser to end the reading of a request."""
 
@@ -87,23 +120,53 @@ class LimitedProtocol(HttpToolsProtocol):
     _unparsed = 0  # bytes since the last callback of the parser, such as an endless header
     _is_parsing = False
     _refusal = HTTPStatus.BAD_REQUEST
+    _is_receiving = False
+    _unstarted: tuple[RequestResponseCycle, Any] | None = None  # a request without a task
 
     def __init__(self, config: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
         limits = config.settings.limits
         self._timeout, self._most = limits.timeout, limits.headers
+        none: frozenset[tuple[str, str]] = frozenset()
+        self._at_once = getattr(config.loaded_app, "at_once", none)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._timer = self.loop.call_later(self._timeout, self._give_up)
 
     def data_received(self, data: bytes) -> None:
-        self._is_parsing = False
+        self._is_parsing, self._is_receiving = False, True
         super().data_received(data)
+        self._is_receiving = False
         self._unparsed = 0 if self._is_parsing else self._unparsed + len(data)
         if self._unparsed > self._most and not self.transport.is_closing():
             self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             self.send_400_response("")
+        if self._unstarted is not None:
+            self._start_at_once(*self._unstarted)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Start a request: the most frequent ones without a task, once the parser has returned."""
+        scope = cycle.scope
+        if self._is_receiving and (scope["method"], scope["path"]) in self._at_once:
+            self._unstarted = cycle, app
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def _start_at_once(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Answer a complete request here and now; make a task only if it has to wait."""
+        self._unstarted = None
+        if cycle.more_body or self.transport.is_closing():
+            super()._start_asgi_task(cycle, app)
+            return
+        coroutine = cycle.run_asgi(app)
+        try:
+            awaited = coroutine.send(None)
+        except StopIteration:
+            return
+        task = self.loop.create_task(Started(coroutine, awaited).finish())
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

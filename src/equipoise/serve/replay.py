@@ -22,7 +22,7 @@ from equipoise.errors import DataError
 from equipoise.evaluation.metrics import Floats
 from equipoise.ranking.rules import Rules
 from equipoise.serve.experiment import clicked_items
-from equipoise.serve.state import Catalogue, Served, allowed_items, find
+from equipoise.serve.state import NOTHING, Catalogue, Served, allowed_items, find
 from equipoise.serve.store import LONG, TENANT, Live, LiveEvent, Store, events, lists, seen
 
 FOLDS = 5  # parts of the users; the baseline of each is fitted on the others
@@ -377,15 +377,17 @@ class Replay:
         allowed = allowed_items(
             served,
             self._catalogue,
-            history,
-            exclude_seen=query.get("exclude_seen", True),
             exclude=query.get("exclude", ()),
             candidates=query.get("candidates"),
             filters={n: v if isinstance(v, list) else [v] for n, v in filters.items()},
         )
         alpha = query.get("alpha") if self._alpha is None else self._alpha
         takes_alpha = served.alpha is not None
-        options = {"alpha": alpha if takes_alpha else None, "user": row.user}
+        options = {
+            "alpha": alpha if takes_alpha else None,
+            "user": row.user,
+            "hidden": history.hidden if query.get("exclude_seen", True) else NOTHING,
+        }
         names = [
             [str(served.ids[place]) for place in listed.places if place < served.n_items]
             for listed in (

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import ipaddress
 import re
+import secrets
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ WRITE_POSTS = {"/v1/events", "/v1/items"}
 WRITE_PREFIXES = {"PUT": ("/v1/items/",), "DELETE": ("/v1/users/", "/v1/events/")}
 ADDRESSES = 10_000  # clients whose rate is tracked
 WRONG_BURST, WRONG_RATE = 20.0, 0.5  # wrong tokens per address: at once, then per second
+IDS = 256  # random ids made at once
 HOSTS = re.compile(r"(localhost|127(?:\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 # only scripts and styles of the page itself; no frames, no MIME sniffing
 PAGE_HEADERS = (
@@ -36,6 +38,20 @@ PAGE_HEADERS = (
     (b"x-frame-options", b"DENY"),
 )  # fmt: skip
 HEADERS = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+
+
+_unused_ids: list[str] = []
+
+
+def short_id() -> str:
+    """Return 16 random hexadecimal digits; the system is asked for many of them at once."""
+    try:
+        return _unused_ids.pop()
+    except IndexError:
+        digits = secrets.token_hex(8 * IDS)
+        ids = [digits[start : start + 16] for start in range(0, len(digits), 16)]
+        _unused_ids.extend(ids[1:])
+        return ids[0]
 
 
 class Refused(HTTPException):

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import datetime as dt
 import functools
 import hashlib
 import itertools
 import json
 import logging
-import math
 import sys
 import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,22 +24,22 @@ import polars as pl
 import scipy.sparse as sp
 from pydantic_core import to_json
 
-from equipoise.checks import moment
-from equipoise.data.attributes import as_moments
 from equipoise.data.catalogue import Catalogue as CatalogueOfData
-from equipoise.data.catalogue import alike, id_name
+from equipoise.data.catalogue import id_name
 from equipoise.data.events import Events
 from equipoise.data.ids import IdIndex
 from equipoise.data.interactions import Interactions
 from equipoise.data.storage import MANIFEST
-from equipoise.errors import DataError, EquipoiseError, SettingError, UnknownIdError
+from equipoise.errors import DataError, EquipoiseError, UnknownIdError
 from equipoise.evaluation.metrics import head_items
 from equipoise.models import Recommender, load
 from equipoise.models.histories import Request
 from equipoise.models.recommendations import Reasons
-from equipoise.ranking.ranker import rank_row
+from equipoise.ranking.attribute_index import AttributeCodes, AttributeIndex
+from equipoise.ranking.ranker import RowRanker
 from equipoise.ranking.rules import ItemRules, as_rules, is_timed
 from equipoise.ranking.terms import Term
+from equipoise.serve.columns import Column, json_value, plain_parts, stacked
 from equipoise.serve.config import Config, Experiment, Limits
 from equipoise.serve.folding import event_value, increment_of, split_at_dislikes
 from equipoise.serve.store import TENANT, Event, Live, LiveEvent, Store, StoreError
@@ -69,7 +67,7 @@ def find(index: IdIndex, texts: Sequence[str]) -> Positions:
     return index.positions(texts, unknown="skip") if texts else NOTHING
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class History:
     """The history that a list is computed from.
 
@@ -89,10 +87,10 @@ class History:
     weights: npt.NDArray[np.float32]
     hidden: Positions
     user: int = -1
-    unknown: list[str] = field(default_factory=list)
+    unknown: Sequence[str] = ()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Listed:
     """A ranked list: positions of items, their scores and the source of the list.
 
@@ -103,7 +101,7 @@ class Listed:
     places: Positions
     scores: npt.NDArray[Any]
     source: str
-    pins: list[tuple[Any, str]] = field(default_factory=list)
+    pins: Sequence[tuple[Any, str]] = ()
 
     def after(self, offset: int) -> Listed:
         """Return the list without its first places."""
@@ -116,6 +114,15 @@ class Ranking:
 
     model: Recommender
     terms: Callable[[float | None], list[Term]]
+    rows: Callable[[float | None], RowRanker]  # of these terms
+
+    @classmethod
+    def of(
+        cls, model: Recommender, make_terms: Callable[[float | None], list[Term]], size: int
+    ) -> Ranking:
+        """Return the ranking by these terms, of which so many values of alpha are cached."""
+        terms = functools.lru_cache(size)(make_terms)
+        return cls(model, terms, functools.lru_cache(size)(lambda a: RowRanker(terms(a))))
 
 
 def saved_version(name: str, folder: str) -> str:
@@ -148,33 +155,28 @@ class Served:
         self.loaded = time.time()
         self.event = self.forgotten = 0  # row numbers of the last ones the model includes
         self._folded_titles = [title.casefold() for title in self.titles]
-        dials = max(2, min(DIALS, DIAL_BYTES // (16 * max(self.n_items, 1))))
-        self.terms = functools.lru_cache(dials)(model._terms)  # without the trend
+        self._dials = max(2, min(DIALS, DIAL_BYTES // (16 * max(self.n_items, 1))))
+        self.untrended = Ranking.of(model, model._terms, self._dials)
         self.trend: LiveTrend | None = None
         self.ranking = self._ranking()
         self.is_plain = model.fold_in and not model.ordered  # a history is a row of weights
         self.alpha = model.alpha_
         self._is_used = self.counts > 0
         self._item_json: dict[int, bytes] = {}
-        terms = self.terms(None) if self.is_plain else []
+        terms = self.untrended.terms(None) if self.is_plain else []
         # assume that other models look at all items for each item of the history
         self._steps = scoring_steps(terms, self.n_items) if terms else (0.0, float(self.n_items))
 
     def _ranking(self, counts: npt.NDArray[np.float64] | None = None) -> Ranking:
         """Return what ranks items, for other recent users of the items than those of the fit."""
-        trend, terms = self.model.trend_, self.terms
+        trend, terms = self.model.trend_, self.untrended.terms
         if trend is None:
-            return Ranking(self.model, terms)
+            return self.untrended
         model = self.model
         if counts is not None:
             trend, model = trend.with_counts(counts), copy.copy(model)
             model.trend_ = trend
-
-        @functools.lru_cache(terms.cache_parameters()["maxsize"])
-        def trended(alpha: float | None) -> list[Term]:
-            return trend.applied_to(terms(alpha))
-
-        return Ranking(model, trended)
+        return Ranking.of(model, lambda alpha: trend.applied_to(terms(alpha)), self._dials)
 
     def follow(self, store: Store, *, completely: bool) -> bool:
         """Count the new events in the store; return whether all of them are counted.
@@ -213,15 +215,21 @@ class Served:
             served.top(served.training_history(user), 5, np.ones(served.n_items, np.bool_))
         return served
 
-    def item_json(self, place: int) -> bytes:
-        """Return what a list says of an item wherever it is listed, as the start of an object."""
-        text = self._item_json.get(place)
-        if text is None:
-            facts: dict[str, Any] = {"item": str(self.ids[place]), "title": self.titles[place]}
-            facts |= {"tail": not self.head[place], "users": int(self.counts[place])}
-            if len(self._item_json) >= ENCODED:
-                self._item_json.clear()
-            text = self._item_json[place] = to_json(facts)[:-1]
+    def items_json(self, places: Sequence[int]) -> list[bytes]:
+        """Return what a list says of items wherever they are listed, as starts of objects."""
+        texts = self._item_json
+        try:
+            return [texts[place] for place in places]
+        except KeyError:
+            return [texts.get(place) or self._encode_item(place) for place in places]
+
+    def _encode_item(self, place: int) -> bytes:
+        facts: dict[str, Any] = {"item": str(self.ids[place]), "title": self.titles[place]}
+        facts |= {"tail": not self.head[place], "users": int(self.counts[place])}
+        if len(self._item_json) >= ENCODED:
+            self._item_json.clear()
+        # the score follows
+        text = self._item_json[place] = to_json(facts)[:-1] + b',"score":'
         return text
 
     def names_of(self, listed: Listed) -> list[str]:
@@ -356,16 +364,19 @@ class Served:
         rules: ItemRules | None = None,
         user: str | None = None,
         with_trend: bool = True,
+        hidden: Positions = NOTHING,
     ) -> Listed:
-        """Return the k best allowed items; popular ones for an empty history.
+        """Return the k best items that are allowed and not hidden; popular ones without a history.
 
         `user` selects the rules that name a user.
         """
-        ranking = self.ranking
+        ranking = self.ranking if with_trend else self.untrended
         if rules is None and self.is_plain and not self.is_cold(history):
-            terms = ranking.terms(alpha) if with_trend else self.terms(alpha)
-            ranked = rank_row(terms, history.places, history.weights, k, allowed)
+            places, weights = history.places, history.weights
+            ranked = ranking.rows(alpha).rank(places, weights, k, allowed, hidden)
             return Listed(*ranked, "model")
+        allowed = allowed.copy()
+        allowed[hidden] = False
         pins: list[tuple[Any, str]] = []
         used = None
         if rules is not None and rules.unknown_pins is not None:
@@ -375,7 +386,7 @@ class Served:
         request = self.request(history, allowed, user, used_pins=used)
         k = min(k, max(self.n_items, 1) + len(pins))
         # raises where the model takes no alpha
-        terms = ranking.terms(alpha) if with_trend else self.terms(alpha)
+        terms = ranking.terms(alpha)
         lists = ranking.model._rank_rows(request, terms, k, exclude_seen=False, rules=rules)
         length = lists.lengths[0]
         source = "popular" if request.cold[0] else "model"
@@ -383,6 +394,8 @@ class Served:
 
     def is_cold(self, history: History) -> bool:
         """Whether a history is empty, or no training user has its items."""
+        if self.is_plain and history.user >= 0:  # the items of a training user have a user
+            return not len(history.places)
         return not self._is_used.take(history.places).any()
 
     def scores(self, history: History, places: Positions, alpha: float | None) -> list[Any]:
@@ -499,31 +512,6 @@ def count_bytes(value: Any) -> int:
     return sys.getsizeof(value)
 
 
-class Column:
-    """An attribute of the items, followed by the new items, and the items by value."""
-
-    _numbers = itertools.count()
-
-    def __init__(self, series: pl.Series, n_items: int) -> None:
-        self.series, self._n_items = series, n_items
-        self.number = next(self._numbers)  # part of keys of the cache
-
-    @functools.cached_property
-    def _items(self) -> dict[Any, list[int]]:
-        items: dict[Any, list[int]] = {}
-        for place, cell in enumerate(self.series.head(self._n_items).to_list()):
-            for part in _plain_parts(_json_value(cell)):
-                items.setdefault(part, []).append(place)
-        return items
-
-    def mask(self, allowed: Sequence[Any]) -> Mask:
-        """Return the items that have one of these values."""
-        mask = np.zeros(self._n_items, np.bool_)
-        for value in allowed:
-            mask[self._items.get(value, [])] = True
-        return mask
-
-
 class Catalogue:
     """The attributes of items: the columns of the model's catalogue, overridden by the store's."""
 
@@ -560,11 +548,13 @@ class Catalogue:
         Attributes whose values remain are not looked up again.
         """
         catalogue = copy.copy(self)
-        vars(catalogue).pop("data", None)
+        for name in ("data", "looked_up"):
+            vars(catalogue).pop(name, None)
         catalogue.stored = stored
         catalogue.available = self.available.copy()
         catalogue._stored_names = names = self._stored_names.copy()
         changed_names: set[str] = set()
+        new_places: dict[str, int] = {}
         has_new_items = False
         for item, values in changes.items():
             old = self.stored.get(item, {})
@@ -575,17 +565,25 @@ class Catalogue:
             place = self.served.items.find(item)
             if place >= 0:
                 catalogue.available[place] = values.get("available") is not False
-            has_new_items |= place < 0 and item not in self.stored
-        if "_places" in vars(self):
-            places = {item: self.served.items.find(item) for item in changes}
-            known = {item: place for item, place in places.items() if place >= 0}
-            vars(catalogue)["_places"] = self._places | known
+            if item not in self.stored:
+                new_places[item] = place
+                has_new_items |= place < 0
         if has_new_items:
             vars(catalogue).pop("_places", None)
             catalogue._columns = {}
-        else:
-            columns = list(self._columns.items())
-            catalogue._columns = {n: column for n, column in columns if n not in changed_names}
+            return catalogue
+        if new_places and "_places" in vars(self):
+            vars(catalogue)["_places"] = self._places | new_places
+        catalogue._columns = {}
+        for name, column in list(self._columns.items()):
+            new: Column | None = column
+            if name in changed_names:
+                places = catalogue._places
+                here = {places[i]: row[name] for i, row in changes.items() if name in row}
+                removed = [places[i] for i, row in changes.items() if name not in row]
+                new = column.changed(here, removed)
+            if new is not None:
+                catalogue._columns[name] = new
         return catalogue
 
     @functools.cached_property
@@ -622,25 +620,41 @@ class Catalogue:
     def _column(self, name: str) -> Column:
         column = self._columns.get(name)
         if column is None:
-            places, n_items = self._places, self.served.n_items
-            n_new_items = sum(place >= n_items for place in places.values())
-            model_column = _stacked(self._own, name, n_items, n_new_items)
-            changes = {places[i]: row[name] for i, row in self.stored.items() if name in row}
+            column = self._make_column(name)
             while len(self._columns) >= MOST_COLUMNS:
                 self._columns.pop(next(iter(self._columns)), None)
-            column = Column(_changed(model_column, changes).alias(name), n_items)
             self._columns[name] = column
         return column
 
+    def _make_column(self, name: str) -> Column:
+        places, n_items = self._places, self.served.n_items
+        n_new_items = sum(place >= n_items for place in places.values())
+        model_column = stacked(self._own, name, n_items, n_new_items)
+        changes = {places[i]: row[name] for i, row in self.stored.items() if name in row}
+        return Column(model_column, changes, n_items)
+
+    def _series(self, name: str) -> pl.Series:
+        """Return an attribute of the items and new items."""
+        column = self._column(name)
+        if column.series is None:  # only its items by value were changed
+            column.series = self._make_column(name).series
+        assert column.series is not None
+        return column.series.alias(name)
+
+    def has(self, name: str) -> bool:
+        """Whether there is an attribute with this name."""
+        known = name == self._title or name in self._own_names
+        return known or self._stored_names[name] > 0
+
     @functools.cached_property
     def data(self) -> Interactions:
-        """The items and new items with a catalogue of all attributes; rules refer to these."""
+        """The items and new items with a catalogue of all attributes."""
         if not self.stored:
             return self.served.data
         items = self.served.items
         new_ids = [item for item, place in self._places.items() if place >= len(items)]
         names = dict.fromkeys([self._title, *self.names()])
-        frame = pl.DataFrame([self._column(name).series for name in names])
+        frame = pl.DataFrame([self._series(name) for name in names])
         new_items = None
         if new_ids:
             ids = pl.Series(id_name(frame.columns), new_ids, dtype=pl.String)
@@ -648,6 +662,11 @@ class Catalogue:
         catalogue = CatalogueOfData(frame[: len(items)], new_items)
         no_users = sp.csr_array((0, self.served.n_items), dtype=np.float32)
         return Interactions(no_users, [], items, catalogue=catalogue)
+
+    @functools.cached_property
+    def looked_up(self) -> Any:
+        """What rules refer to."""
+        return LookedUp(self) if self.stored else self.served.data
 
     def rules(self, rules: Mapping[str, Any] | None, user: str | None = None) -> ItemRules | None:
         """Return the rules of a request, without those of other users, on the model's items."""
@@ -658,7 +677,9 @@ class Catalogue:
 
         def look_up() -> ItemRules | None:
             item_rules = as_rules(json.loads(text))
-            return None if item_rules is None else item_rules.on(self.data, self.served.counts)
+            return (
+                None if item_rules is None else item_rules.on(self.looked_up, self.served.counts)
+            )
 
         known = {self._title, *self._own_names, *self._stored_names}
         names = sorted(known.intersection([self._title, *_texts_in(rules)]))
@@ -680,8 +701,34 @@ class Catalogue:
         return passes and attributes.get("available") is not False
 
 
+class LookedUp:
+    """The items and attributes of a catalogue for rules, as far as possible without a table.
+
+    Parameters
+    ----------
+    catalogue
+        The attributes, including those of the store.
+    """
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self.item_index, self.n_items = catalogue.served.items, catalogue.served.n_items
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the data with the complete table."""
+        return getattr(self._catalogue.data, name)
+
+    def attribute_index(self, name: str) -> AttributeIndex | None:
+        """Return the items by the values of an attribute; None if it is not known."""
+        return self._catalogue._column(name).index if self._catalogue.has(name) else None
+
+    def attribute_codes(self, name: str) -> AttributeCodes | None:
+        """Return the values of an attribute as numbers; None if it is not known."""
+        return self._catalogue._column(name).codes if self._catalogue.has(name) else None
+
+
 def _has_one_of(value: Any, allowed: Container[Any]) -> bool:
-    return any(part in allowed for part in _plain_parts(value))
+    return any(part in allowed for part in plain_parts(value))
 
 
 def _equals(one: Any, other: Any) -> bool:
@@ -704,80 +751,12 @@ def _texts_in(value: Any) -> set[str]:
     return texts
 
 
-def _plain_parts(value: Any) -> list[Any]:
-    parts = value if isinstance(value, (list, tuple)) else [value]
-    return [part for part in parts if _is_plain(part)]
-
-
-def _stacked(known_items: CatalogueOfData, name: str, n_items: int, n_new_items: int) -> pl.Series:
-    """Return an attribute of the items, of the new items of a catalogue, and nulls for others."""
-    empty = pl.Series(name, [None] * (n_items + n_new_items))
-    if name not in known_items.frame.columns:
-        return empty
-    parts = [known_items.frame[name]]
-    if known_items.new_items is not None:
-        parts.append(known_items.new_items[name])
-    column = pl.concat(parts)
-    return column.extend(empty[len(column) :].cast(column.dtype))
-
-
-def _changed(column: pl.Series, changes: Mapping[int, Any]) -> pl.Series:
-    """Return a column with the values of a store at these places.
-
-    Text is a date or a list where the column holds those; where the types differ, the column
-    becomes one of type object.
-    """
-    if not changes:
-        return column
-    values: list[Any] = [None] * len(column)
-    for place, value in changes.items():
-        values[place] = value
-    try:
-        new = pl.Series(values)
-        if new.dtype == pl.String and column.dtype.is_temporal():
-            new = as_moments(column.name, np.array([_seconds(value) for value in values]))
-        if isinstance(column.dtype, pl.List) and not isinstance(new.dtype, pl.List):
-            new = pl.Series([None if value is None else [str(value)] for value in values])
-        old, new = alike(column, new.alias(column.name))
-        is_changed = pl.Series(np.isin(np.arange(len(column)), list(changes)))
-        return new.zip_with(is_changed, old)
-    except (
-        DataError,
-        SettingError,
-        TypeError,
-        ValueError,
-        OverflowError,
-        pl.exceptions.PolarsError,
-    ):
-        cells = column.to_list()
-        for place, value in changes.items():
-            cells[place] = value
-        return pl.Series(cells, dtype=pl.Object)
-
-
-def _seconds(value: Any) -> float:
-    return math.nan if value is None else moment("a date", value)
-
-
 def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes that JSON has; embeddings and the like are left out."""
-    values = {name: _json_value(value) for name, value in row.items()}
+    values = {name: json_value(value) for name, value in row.items()}
     return {
         name: value for name, value in values.items() if value is not None or row[name] is None
     }
-
-
-def _json_value(value: Any) -> Any:
-    """Return dates as text and lists of text as they are; None for what JSON lacks."""
-    if isinstance(value, (dt.date, dt.time)):
-        return value.isoformat()
-    if isinstance(value, list):
-        return value if all(isinstance(part, str) for part in value) else None
-    return value if _is_plain(value) else None
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def assign(experiment: Experiment, user: str) -> str:
@@ -887,6 +866,9 @@ class State:
             self._attributes, self._catalogues = self.store.all_attributes(), {}
         else:
             changes = self.store.all_attributes(last)
+            if not changes:
+                self._version = version
+                return
             attributes, catalogues = {**self._attributes, **changes}, self._catalogues
             is_small = FEW_CHANGES * len(changes) < len(attributes) + 1_000
             self._catalogues = {
@@ -951,17 +933,16 @@ def _change_number(version: str | None) -> int | None:
 def allowed_items(
     served: Served,
     catalogue: Catalogue,
-    history: History,
     *,
-    exclude_seen: bool,
     exclude: Sequence[str] = (),
     candidates: Sequence[str] | None = None,
     filters: Mapping[str, Sequence[Any]] | None = None,
 ) -> Mask:
-    """Return a mask of the items that may be listed."""
-    allowed = catalogue.available.copy()
-    if exclude_seen:
-        allowed[history.hidden] = False
+    """Return a mask of the items that may be listed, not to be changed."""
+    available = catalogue.available
+    if not exclude and candidates is None and not filters:
+        return available
+    allowed = available.copy()
     if candidates is not None:
         places = find(served.items, candidates)
         mask = np.zeros(served.n_items, np.bool_)

@@ -180,6 +180,9 @@ class Live:
     forgotten: int
 
 
+NO_EVENTS = Live([], [], 0)
+
+
 class Arrival(NamedTuple):
     """A new row of the store: an event, or the request to forget a user."""
 
@@ -363,7 +366,7 @@ class Store(Database):
         else:
             rows = self.query(lambda connection: connection.execute(_LIVE, parameters).all())
         if not rows:
-            return Live([], [], 0)
+            return NO_EVENTS
         user_events = [(row[1], row[2], row[3], row[4], row[5]) for row in rows if row[0] == "e"]
         shown = [row[1] for row in rows if row[0] == "s"]
         mark = max((row[4] for row in rows if row[0] == "f"), default=0)
