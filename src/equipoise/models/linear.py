@@ -20,7 +20,6 @@ import numpy.typing as npt
 from equipoise.automatic import Auto, check_penalty, penalty_numbers
 from equipoise.checks import count, fraction
 from equipoise.data.interactions import Interactions
-from equipoise.data.matrix import column_squares
 from equipoise.data.signals import HISTORY_SETTINGS, SETTINGS
 from equipoise.data.storage import Fields, Stored
 from equipoise.errors import FileFormatError, SettingError, TooBigError
@@ -511,8 +510,9 @@ class LinearAutoencoder(Recommender):
         loss = state.group("loss") if "loss" in state else None
         if self.features is not None:
             self.item_features_ = ItemFeatures.restored(state.group("features"), stored, n_items)
-        system = self._system(data, normalizer, penalty)
-        inverse = Inverse.restored(state, stored, system).matrix
+        inverse = Inverse.restored(
+            state, stored, n_items, lambda: self._system(data, normalizer, penalty)
+        ).matrix
         lowpass = restore_lowpass(state, self.lowpass)
         companion = None if lowpass is None else lowpass.restored(data, stored)
         solved = Solved(inverse, diagonal, state.number("residual", least=0))
@@ -617,9 +617,8 @@ class LinearAutoencoder(Recommender):
         self, data: Interactions, normalizer: Normalizer, l2: float, dropout: float
     ) -> Vector:
         # L = l2 I + p/(1-p) D_I; D_I is the diagonal of X^T X, the raw counts where X is 0/1
-        square = column_squares(data.matrix)
         odds = dropout / (1 - dropout)
-        penalty = l2 * normalizer.penalty_scale(data.n_items) + odds * square
+        penalty = l2 * normalizer.penalty_scale(data.n_items) + odds * data.item_squares
         # an item without users has an empty row; any positive penalty gives it weights of 0
         return np.where(penalty > 0, penalty, 1.0)
 
