@@ -21,7 +21,7 @@ import polars as pl
 import scipy.sparse as sp
 
 from equipoise.data.events import COLUMNS, Events
-from equipoise.data.ids import id_key
+from equipoise.data.ids import IdIndex, id_key
 from equipoise.data.interactions import Interactions
 from equipoise.data.remote import (
     is_address,
@@ -35,7 +35,7 @@ from equipoise.data.training import Blocks
 from equipoise.errors import FileFormatError, MissingDataError
 
 BLOCK_PAIRS = 4_000_000  # user-item pairs of a file that this machine writes
-KINDS = {"integer": pl.Int64, "text": pl.String}
+KINDS: dict[str, type[pl.Int64] | type[pl.String]] = {"integer": pl.Int64, "text": pl.String}
 USER, ITEMS, WEIGHTS, EVENT = "user", "items", "weights", "event_"
 
 Entry = dict[str, Any]
@@ -67,7 +67,6 @@ def write_block(place: str, number: int, token: str, block: Interactions) -> Ent
         frame.write_parquet(partial, compression="lz4")
         entry = file_entry(partial)
         os.replace(partial, Path(place) / name)
-    ids = frame[USER]
     events = block.events
     return {
         **entry,
@@ -76,7 +75,7 @@ def write_block(place: str, number: int, token: str, block: Interactions) -> Ent
         "pairs": block.n_interactions,
         "events": 0 if events is None else events.n_events,
         "kind": block.user_index.kind_name,
-        "ids": [] if ids.is_empty() else [ids.min(), ids.max()],
+        "ids": span_of(block.user_index),
         "signed": block.signed,
         "event_types": [] if events is None else list(events.type_names),
         "ordered": events is not None and events.ordered,
@@ -148,13 +147,7 @@ class SavedBlocks(Blocks):
 
     def may_hold(self, number: int, users: list[Any]) -> bool:
         span = self.entries[number].get("ids")
-        if not isinstance(span, list) or len(span) != 2:
-            return bool(span)
-        low, high = span
-        try:
-            return any(low <= _as_kind(user, self.kind) <= high for user in users)
-        except (TypeError, ValueError):
-            return True
+        return is_between(span if isinstance(span, list) else [], users, self.kind)
 
     def users(self, number: int) -> npt.NDArray[Any]:
         cached, ids = self._cached
@@ -186,9 +179,22 @@ class SavedBlocks(Blocks):
         return super().join(items, sizes=self.sizes, **parts)
 
 
-def _as_kind(user: Any, kind: Any) -> Any:
-    key = id_key(user)
-    return int(key) if kind is pl.Int64 else key
+def span_of(users: IdIndex) -> list[Any]:
+    """Return the first and the last id in the order of ids; nothing without ids."""
+    ids = users.to_series()
+    return [] if ids.is_empty() else [ids.min(), ids.max()]
+
+
+def is_between(span: list[Any], users: list[Any], kind: Any) -> bool:
+    """Whether one of these users, as ids of this kind, lies in a span of ids."""
+    if len(span) != 2:
+        return False
+    low, high = span
+    try:
+        keys = (id_key(user) for user in users)
+        return any(low <= (int(key) if kind is pl.Int64 else key) <= high for key in keys)
+    except (TypeError, ValueError):  # an id of another kind
+        return True
 
 
 def _read(

@@ -7,7 +7,6 @@ asked for.
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -249,8 +248,12 @@ class NotInMemory(Interactions):
             yield self._loaded
             return
         for number in range(len(blocks.block_users)):
-            block = blocks.read(number)
-            yield join_blocks(iter([block]), self.item_index, catalogue=self.known_items)
+            yield self.part(number)
+
+    def part(self, number: int) -> Interactions:
+        """Return the users of a block."""
+        block = self._blocks_for("a list for each of its users").read(number)
+        return join_blocks(iter([block]), self.item_index, catalogue=self.known_items)
 
     def with_new_items(self) -> Interactions:
         """Return the data with a column without events for each of `new_items`, at the end."""
@@ -273,13 +276,16 @@ class NotInMemory(Interactions):
         out.__dict__.pop("_loaded", None)  # has the old one
         return out
 
+    def forget(self) -> None:
+        """Drop what was read from the blocks from memory."""
+        for name in ("_loaded", "matrix", "events", "user_index"):
+            self.__dict__.pop(name, None)
+
     def without_blocks(self) -> NotInMemory:
         """Return the facts alone."""
-        out = copy.copy(self)
-        for name in ("_loaded", "matrix", "events", "user_index"):
-            out.__dict__.pop(name, None)
-        out.blocks = None
-        return out
+        return NotInMemory(
+            self.facts, self.item_index, catalogue=self.known_items, notes=self.notes
+        )
 
     def __repr__(self) -> str:
         place = "left out" if self.blocks is None else f"in {self.blocks.place}"
@@ -366,7 +372,7 @@ def join_blocks(
     lengths = [n_pairs if name in MATRIX else n_events for name in dtypes]
     make = allocate or _in_memory
     arrays = make([(length,) for length in lengths], list(dtypes.values()))
-    columns = dict(zip(dtypes, arrays, strict=True))
+    columns: dict[str, Any] = dict(zip(dtypes, arrays, strict=True))
     ends = dict.fromkeys(columns, 0)
     users, pair_counts, event_counts, signed = [], [], [], False
     block: Interactions | None = first

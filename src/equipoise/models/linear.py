@@ -38,7 +38,7 @@ from equipoise.models.saving import restore_lowpass, restore_normalizer
 from equipoise.models.settings import EXPONENTS, FIELDS, PARTS
 from equipoise.models.updating import update_linear
 from equipoise.models.vectors import sampled_users
-from equipoise.normalize import DAN, NoNorm, Normalizer, as_normalizer
+from equipoise.normalize import DAN, NoNorm, Normalizer, as_normalizer, weights_of_users
 from equipoise.ranking.terms import Known, Term
 from equipoise.runtime.machine import free_memory, gigabytes, limited
 from equipoise.solve.engine import Solved, Solver, Solving, System
@@ -610,8 +610,7 @@ class LinearAutoencoder(Recommender):
 
     def _numbers(self, data: Interactions, normalizer: Normalizer) -> tuple[float, float]:
         """Return l2 and dropout, with numbers in place of "auto"."""
-        weights = normalizer.user_weights(data)
-        return penalty_numbers(self.l2, self.dropout, data, weights)
+        return penalty_numbers(self.l2, self.dropout, data, normalizer.user_weights)
 
     def _penalty(
         self, data: Interactions, normalizer: Normalizer, l2: float, dropout: float
@@ -709,7 +708,7 @@ def fit_together(
         number = next((weight for weight in chosen if weight != "auto"), 0.0)
         fitted = replaced(features, settings=replaced(first.features, strength=number))
     weight = 0.0 if fitted is None else float(fitted.settings.strength)
-    solved = solver.solve(normalizer.user_weights(data), penalty, weight)
+    solved = solver.solve(weights_of_users(data, normalizer), penalty, weight)
     companions: dict[LowPass | None, Companion | None] = {None: None}
     for model in models:
         # a companion depends on its settings alone
