@@ -8,6 +8,11 @@ are stored there in `times.json`.
     python benchmarks/cluster.py                            # 50 million interactions
     python benchmarks/cluster.py --interactions 2000000     # a minute or two
     python benchmarks/cluster.py --folder F --phases ingest lists
+    python benchmarks/cluster.py --folder F --phases memory --interactions 5000000 --items 5000
+
+The phase `memory` starts a scheduler, two workers and a client as processes of their own, goes
+from files to written lists with a fit of neighbourhoods, and prints the peak memory of each. With
+one folder for several sizes it also prints how the peaks grow.
 """
 
 from __future__ import annotations
@@ -17,6 +22,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -37,6 +44,7 @@ from equipoise.solve import dense
 
 PART = 1_000_000  # rows of a file
 PHASES = ("plain", "ingest", "files", "lists", "evaluate", "neighbourhood", "solve", "kill")
+MEMORY = "memory"  # a phase of its own: its rows are those of `--interactions`, in another cluster
 NEIGHBOURS = 50
 FILES, ROWS_OF_FILE = 4_000, 250
 
@@ -47,11 +55,14 @@ def main() -> None:
     parser.add_argument("--users", type=int, help="a fiftieth of the interactions if left out")
     parser.add_argument("--items", type=int, default=20_000)
     parser.add_argument("--folder", type=Path, help="a temporary one if left out")
-    parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
+    parser.add_argument("--phases", nargs="+", choices=(*PHASES, MEMORY), default=PHASES)
     options = parser.parse_args()
     users = options.users or max(options.interactions // 50, 100)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="equipoise-cluster-"))
     try:
+        if MEMORY in options.phases:
+            measure_memory(folder, options.interactions, users, options.items)
+            return
         parts = write_events(folder / "events", options.interactions, users, options.items)
         Comparison(folder, parts).run(options.phases)
     finally:
@@ -366,6 +377,70 @@ class Comparison:
         say(f"{label}: {clock:.2f} of the time, {work:.2f} of the work")
 
 
+def measure_memory(folder: Path, n_rows: int, n_users: int, n_items: int) -> None:
+    """Go from files to lists on a cluster of processes; print and keep their peaks of memory."""
+    parts = write_events(folder / f"events-{n_rows}", n_rows, n_users, n_items)
+    out = folder / f"memory-{n_rows}"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    environment = {**os.environ, "POLARS_MAX_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    file = ["--scheduler-file", str(out / "scheduler.json"), "--no-dashboard"]
+    dask = [sys.executable, "-m", "dask"]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet["env"] = environment
+    scheduler = subprocess.Popen([*dask, "scheduler", "--port", "0", *file], **quiet)
+    worker = [*dask, "worker", "--nthreads", "1", "--no-nanny", "--memory-limit", "6GB", *file]
+    helpers = [subprocess.Popen(worker, **quiet) for _ in range(2)]
+    try:
+        started = time.perf_counter()
+        code = "import sys; from benchmarks.cluster import run_client; run_client(*sys.argv[1:])"
+        environment["PYTHONPATH"] = os.pathsep.join(["src", "."])
+        command = [sys.executable, "-c", code, str(out), str(parts)]
+        subprocess.run(command, env=environment, check=True)
+        seconds = time.perf_counter() - started
+        peaks = json.loads((out / "client.json").read_text())
+        peaks["scheduler"] = peak_bytes(scheduler.pid)
+        peaks["largest worker"] = max(peak_bytes(process.pid) for process in helpers)
+    finally:
+        for process in (*helpers, scheduler):
+            process.kill()
+            process.wait()
+    bytes_on_disk = sum(path.stat().st_size for path in (out / "model").glob("block_*"))
+    kept = folder / "memory.json"
+    sizes = json.loads(kept.read_text()) if kept.exists() else {}
+    sizes[str(n_rows)] = {**peaks, "seconds": seconds, "bytes of blocks": bytes_on_disk}
+    kept.write_text(json.dumps(sizes, indent=1))
+    first = min(sizes, key=int)
+    for rows in sorted(sizes, key=int):
+        for name in ("client", "scheduler", "largest worker"):
+            growth = sizes[rows][name] / sizes[first][name] - 1
+            say(f"{int(rows):>12,} rows  {name:15} {sizes[rows][name] / 1e6:8.0f} MB {growth:+.0%}")
+        say(f"{int(rows):>12,} rows  {sizes[rows]}")
+
+
+def run_client(out: str, parts: str) -> None:
+    """Read, fit neighbourhoods, save and write lists; keep the peak memory after each step."""
+    from distributed import Client
+
+    target, peaks = Path(out), {}
+    with Client(scheduler_file=f"{out}/scheduler.json", set_as_default=False) as client:
+        client.wait_for_workers(2)
+        peaks["client at the start"] = peak_bytes()
+        data = eq.cluster.read(f"{parts}/part-*.parquet", client=client)
+        peaks["client after read"] = peak_bytes()
+        near = {"engine": "neighbourhood", "neighbours": NEIGHBOURS}
+        normalizer = eq.DAN(0.2, 0.3)
+        model = eq.cluster.fit(eq.EASE(l2=100.0, normalizer=normalizer), data, **near)
+        assert not model.data_.in_memory
+        peaks["client after fit"] = peak_bytes()
+        model.save(target / "model")
+        del data, model
+        users = eq.cluster.recommend_to(target / "model", target / "lists", client=client)
+        peaks["client"] = peak_bytes()
+        peaks["users"] = users
+    (target / "client.json").write_text(json.dumps(peaks))
+
+
 def n_tasks(client: Any) -> int:
     """Return how many tasks the workers have computed."""
     return sum(
@@ -397,9 +472,9 @@ def most_held(client: Any) -> Iterator[list[int]]:
 TILES = ("changed", "tile_of")
 
 
-def peak_bytes() -> int:
+def peak_bytes(process: int | str = "self") -> int:
     # VmHWM, because the ru_maxrss of a child process starts at its parent's peak
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 

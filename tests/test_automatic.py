@@ -19,6 +19,10 @@ from equipoise.errors import SettingError
 from tests.tolerance import assert_close
 
 
+def equal_weights(data: Interactions) -> Any:
+    return np.ones(data.n_users)
+
+
 def test_rules_are_monotone_and_stay_in_range() -> None:
     alphas = [alpha_from_gini(gini) for gini in np.linspace(0, 1, 21)]
     betas = [beta_from_homophily(homophily) for homophily in np.linspace(0, 1, 21)]
@@ -41,7 +45,7 @@ def test_penalty_grows_with_the_length_of_histories(synthetic: Interactions) -> 
     # everything four times as wide: histories are four times as long, counts of items are the same
     wider = Interactions(sp.hstack([synthetic.matrix] * 4, format="csr"))
     one, four = (
-        penalty_numbers("auto", "auto", data, np.ones(data.n_users)) for data in (synthetic, wider)
+        penalty_numbers("auto", "auto", data, equal_weights) for data in (synthetic, wider)
     )
     assert four[0] == pytest.approx(2 * one[0])
     assert four[1] == pytest.approx(one[1])
@@ -60,7 +64,7 @@ def test_items_nobody_used_do_not_change_the_penalty(toy: Interactions) -> None:
     wider = sp.hstack([toy.matrix, sp.csr_array((toy.n_users, 3))], format="csr")
     weights = np.ones(toy.n_users)
     narrow, wide = (
-        penalty_numbers("auto", "auto", data, weights) for data in (toy, Interactions(wider))
+        penalty_numbers("auto", "auto", data, lambda _: weights) for data in (toy, Interactions(wider))
     )
     assert narrow == wide
 
@@ -68,8 +72,8 @@ def test_items_nobody_used_do_not_change_the_penalty(toy: Interactions) -> None:
 def test_users_without_items_do_not_change_the_penalty(toy: Interactions) -> None:
     gap = sp.csr_array((1, toy.n_items))
     longer = sp.vstack([gap, toy.matrix[:3], gap, toy.matrix[3:], gap], format="csr")
-    penalties = penalty_numbers("auto", "auto", Interactions(longer), np.ones(toy.n_users + 3))
-    assert penalties == pytest.approx(penalty_numbers("auto", "auto", toy, np.ones(toy.n_users)))
+    penalties = penalty_numbers("auto", "auto", Interactions(longer), equal_weights)
+    assert penalties == pytest.approx(penalty_numbers("auto", "auto", toy, equal_weights))
 
 
 def test_penalty_of_hardly_any_data_is_in_range() -> None:
@@ -80,7 +84,7 @@ def test_penalty_of_hardly_any_data_is_in_range() -> None:
 
 def test_numbers_are_kept_as_they_are(toy: Interactions) -> None:
     weights = np.ones(toy.n_users)
-    assert penalty_numbers(3, 0.25, toy, weights) == (3.0, 0.25)
+    assert penalty_numbers(3, 0.25, toy, lambda _: weights) == (3.0, 0.25)
     model = eq.EASE(l2=3.0, dropout=0.25).fit(toy)
     assert (model.l2_, model.dropout_) == (3.0, 0.25)
     expected = 3.0 + 0.25 / 0.75 * toy.item_counts

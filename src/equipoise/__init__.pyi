@@ -16,6 +16,7 @@ from equipoise.errors import EquipoiseError as EquipoiseError
 from equipoise.errors import FetchError as FetchError
 from equipoise.errors import FileFormatError as FileFormatError
 from equipoise.errors import ForkError as ForkError
+from equipoise.errors import MissingDataError as MissingDataError
 from equipoise.errors import MissingExtraError as MissingExtraError
 from equipoise.errors import NotFittedError as NotFittedError
 from equipoise.errors import SettingError as SettingError

@@ -6,6 +6,8 @@ docs/evidence-tuning.md compares them with tuning on other data sets.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import singledispatch
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +18,8 @@ from equipoise.data.interactions import Interactions
 from equipoise.errors import SettingError
 
 Auto = Literal["auto"]
+WeighUsers = Callable[[Interactions], npt.NDArray[np.float64]]
+Sums = tuple[int, float, float]
 
 ALPHA_AT_NO_GINI, ALPHA_PER_GINI, LARGEST_ALPHA = 0.3, -0.1, 0.5
 BETA_AT_NO_HOMOPHILY, BETA_PER_HOMOPHILY, LARGEST_BETA = 0.2, 1.0, 0.5
@@ -91,28 +95,49 @@ def penalty_numbers(
     l2: float | Auto,
     dropout: float | Auto,
     interactions: Interactions,
-    user_weights: npt.NDArray[np.float64],
+    weigh_users: WeighUsers,
 ) -> tuple[float, float]:
-    """Return l2 and dropout as numbers, "auto" replaced by the rule."""
+    """Return l2 and dropout as numbers, "auto" replaced by the rule.
+
+    `weigh_users` returns the weight of each user in the Gram matrix.
+    """
     if l2 != "auto" and dropout != "auto":
         return float(l2), float(dropout)
+    n_users, total, weighed = sums_of_users(interactions, weigh_users)
+    n_items = max(int((interactions.item_counts > 0).sum()), 1)
+    mean_weight = weighed / total if total > 0 else 1.0
+    automatic = penalty_from_counts(total / n_items, total / max(n_users, 1), mean_weight)
+    return (
+        automatic[0] if l2 == "auto" else float(l2),
+        automatic[1] if dropout == "auto" else float(dropout),
+    )
+
+
+@singledispatch
+def sums_of_users(
+    interactions: Interactions, weigh_users: WeighUsers, before: Sums = (0, 0.0, 0.0)
+) -> Sums:
+    """Return the number of users with items, their squared values, and these times the weights.
+
+    The sums go from user to user and continue those of earlier users, `before`.
+    """
     matrix = interactions.matrix
     squares = np.append(matrix.data.astype(np.float64) ** 2, 0.0)
     # `reduceat` gives an empty row the value of the next one
     square = np.where(
         np.diff(matrix.indptr) > 0, np.add.reduceat(squares, matrix.indptr[:-1]), 0.0
     )
-    total = float(square.sum())
-    n_items, n_users = (
-        max(int((counts > 0).sum()), 1)
-        for counts in (interactions.item_counts, interactions.user_counts)
-    )
-    mean_weight = float(square @ user_weights) / total if total > 0 else 1.0
-    automatic = penalty_from_counts(total / n_items, total / n_users, mean_weight)
+    n_users, total, weighed = before
     return (
-        automatic[0] if l2 == "auto" else float(l2),
-        automatic[1] if dropout == "auto" else float(dropout),
+        n_users + int((interactions.user_counts > 0).sum()),
+        _added(total, square),
+        _added(weighed, square * weigh_users(interactions)),
     )
+
+
+def _added(total: float, values: npt.NDArray[np.float64]) -> float:
+    """Return the sum, added one by one: NumPy's `sum` would depend on where the values begin."""
+    return float(np.cumsum(np.concatenate([[total], values]))[-1])
 
 
 def check_penalty(l2: Any, dropout: Any) -> None:

@@ -17,6 +17,10 @@ class DataError(EquipoiseError, ValueError):
     """Data that cannot be used as it is; names the file, line, column or cell."""
 
 
+class MissingDataError(DataError):
+    """A model that was saved without its training data was asked for what needs them."""
+
+
 class SettingError(EquipoiseError, ValueError):
     """A parameter outside its range."""
 

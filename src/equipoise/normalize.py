@@ -11,6 +11,7 @@ so every named normalization is a point (alpha, beta, gamma). A count of 0 gives
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any, ClassVar
 
 import numpy as np
@@ -76,6 +77,12 @@ class Normalizer:
         own_alpha, _, gamma = self.exponents()
         alpha = own_alpha if alpha is None else number("alpha", alpha)
         return power(item_counts, alpha), power(item_counts, -(alpha + gamma))
+
+
+@singledispatch
+def weights_of_users(interactions: Interactions, normalizer: Normalizer) -> Any:
+    """Return the weight of each user in the Gram matrix, in the form that a solver takes."""
+    return normalizer.user_weights(interactions)
 
 
 def as_normalizer(normalizer: Any) -> Any:

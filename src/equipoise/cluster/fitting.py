@@ -17,11 +17,14 @@ from equipoise.cluster.partitioned import Partitioned
 from equipoise.cluster.parts import PartitionedSplit
 from equipoise.cluster.solving import WorkerSolver
 from equipoise.cluster.spread import Spread
+from equipoise.cluster.training import OnWorkers, WorkerBlocks
 from equipoise.cluster.workers import connect, fetch, run_on_all, send, submit, task
 from equipoise.data.interactions import Interactions
+from equipoise.data.training import FORMS, NotInMemory, facts_of
 from equipoise.errors import SettingError
 from equipoise.models.base import Recommender
 from equipoise.models.linear import LinearAutoencoder, fit_together, require_strength
+from equipoise.normalize import CustomNorm
 from equipoise.solve.options import SolveOptions
 from equipoise.solve.planning import plan
 from equipoise.tuning import Tuned
@@ -34,8 +37,9 @@ WHERE = ("auto", "here", "workers")
 
 def fit(
     model: Recommender,
-    data: Partitioned | Interactions,
+    interactions: Partitioned | Interactions,
     *,
+    data: str | None = None,
     where: str = "auto",
     client: Any = None,
     dtype: str = "float32",
@@ -45,17 +49,23 @@ def fit(
 ) -> Recommender:
     """Fit a model on data of a cluster; return a regular model on this machine.
 
-    The sparse matrix is gathered, since a model carries its data; into a file where the memory of
-    this machine is short. The n x n system is solved on this machine or, equally exactly, by the
-    workers in tiles that they hold in memory. Neighbourhoods are always solved by the workers,
-    which use their own blocks of the data.
+    The n x n system is solved on this machine or, equally exactly, by the workers in tiles that
+    they hold in memory. Neighbourhoods are always solved by the workers, which use their own
+    blocks of the data.
 
     Parameters
     ----------
     model
         Not changed.
-    data
+    interactions
         `Partitioned` or regular interactions.
+    data
+        Where the training data of the model are; its weights do not depend on this. "with":
+        gathered to this machine, into files if its memory is short. "beside": they stay with the
+        workers, which write them beside the model when it is saved, as Parquet files. "none":
+        nowhere; the model answers histories only. Default: "beside" where the workers solve,
+        unless the model has signals, features or a low-pass companion, which need the data here;
+        else "with".
     where
         "here", with an engine of the library; "workers", for linear autoencoders; "auto" chooses
         the workers for neighbourhoods, and where no engine fits into the memory of this machine.
@@ -72,8 +82,9 @@ def fit(
         ``engine="neighbourhood"`` and `neighbours`. With `memory`, "auto" uses this budget.
     """
     choice("where", where, WHERE)
-    if isinstance(data, Partitioned):
-        client = data.client
+    form = _checked_form(data, model, interactions)
+    if isinstance(interactions, Partitioned):
+        client = interactions.client
     elif client is None:
         raise SettingError("interactions of one machine need client=, such as client='local'")
     is_linear = isinstance(model, LinearAutoencoder)
@@ -82,7 +93,8 @@ def fit(
         raise SettingError(f"where='workers' is for linear autoencoders, not {kind}; use 'here'")
     if where == "here" and tile_rows is not None:
         raise SettingError("tile_rows= is for a fit over the workers; leave it out")
-    sizes = {name: getattr(data, name) for name in ("n_users", "n_items", "n_interactions")}
+    names = ("n_users", "n_items", "n_interactions")
+    sizes = {name: getattr(interactions, name) for name in names}
     by_neighbourhood = options.get("engine") == "neighbourhood"
     if where == "auto":
         where = "workers" if is_linear and by_neighbourhood else "here"
@@ -93,8 +105,8 @@ def fit(
     fitted = copy.copy(model)
     if where == "here":
         options |= SolveOptions(dtype=dtype, scratch=scratch).keywords()
-        gathered = data.gather(scratch) if isinstance(data, Partitioned) else data
-        return fitted.fit(gathered, **options)
+        fitted.fit(_here(interactions, scratch), **options)
+        return _with_form(fitted, interactions, form or "with", scratch)
     planning = {}
     if by_neighbourhood:
         planning = {name: options.pop(name, None) for name in ("engine", "neighbours")}
@@ -105,21 +117,73 @@ def fit(
         )
     assert isinstance(fitted, LinearAutoencoder)
     require_strength([fitted], "neighbourhood" if by_neighbourhood else "auto")
-    gathered = data.gather(scratch) if isinstance(data, Partitioned) else data
-    train = fitted._weighed(gathered)
+    if form is None:
+        form = "with" if _needs_data_here(fitted) else "beside"
+    if form == "with" or not isinstance(interactions, Partitioned):
+        source = _here(interactions, scratch)
+    else:
+        source = OnWorkers(interactions, scratch)
+    train = fitted._weighed(source)
     features = fitted._features_of(train)
     has_weight = features is not None and float(features.settings.strength) > 0
     rows = features.rows if features is not None and has_weight else None
-    spread = Spread(connect(client), data if train is gathered else train, rows)
+    spread = Spread(connect(client), interactions if train is source else train, rows)
     solver: NeighbourhoodSolver | WorkerSolver
     if by_neighbourhood:
         neighbours = plan(**sizes, dtype=dtype, **planning).neighbours
         solver = NeighbourhoodSolver(spread, train, neighbours, dtype)
     else:
         solver = WorkerSolver(spread, train, dtype, tile_rows, scratch)
-    fit_together([fitted], solver, gathered, features)
+    fit_together([fitted], solver, source, features)
     fitted._list_new_items()
-    return fitted
+    return _with_form(fitted, interactions, form, scratch)
+
+
+def _checked_form(
+    form: Any, model: Recommender, interactions: Partitioned | Interactions
+) -> str | None:
+    """Return where the training data go, checked; None if the caller left it open."""
+    if form is None:
+        return None
+    choice("data", form, FORMS)
+    if form != "with" and model.signals is not None:
+        raise SettingError(
+            f"signals weigh all data together, so data={form!r} is for models without them; use "
+            f"data='with', and save the model with data={form!r}"
+        )
+    if form == "beside" and not isinstance(interactions, Partitioned):
+        raise SettingError(
+            "data='beside' is for data that workers hold; save the model with data='beside'"
+        )
+    return str(form)
+
+
+def _needs_data_here(model: LinearAutoencoder) -> bool:
+    """Whether a part of a model is fitted on this machine and needs all users."""
+    parts = (model.signals, model.features, model.lowpass)
+    is_custom = isinstance(model.normalizer, CustomNorm)
+    return is_custom or any(part is not None for part in parts)
+
+
+def _here(data: Partitioned | Interactions, scratch: Any) -> Interactions:
+    return data.gather(scratch) if isinstance(data, Partitioned) else data
+
+
+def _with_form(model: Recommender, interactions: Any, form: str, scratch: Any) -> Recommender:
+    """Return a fitted model whose training data are in this form."""
+    present = model.data_
+    if form == "with" or (form == "beside" and not present.in_memory):
+        if isinstance(present, NotInMemory):
+            present.forget()
+        return model
+    if isinstance(present, NotInMemory):
+        away = present.without_blocks()
+    else:
+        blocks = WorkerBlocks(interactions, scratch) if form == "beside" else None
+        away = facts_of(present, blocks)
+    model._raw_data = model.interactions_ = away
+    model._list_new_items()
+    return model
 
 
 def tune(model: Any = None, split: Any = None, *, client: Any = "local", **options: Any) -> Tuned:

@@ -20,6 +20,7 @@ from equipoise.cluster.opening import open_model, saved_folder
 from equipoise.cluster.partitioned import Partitioned, with_item_ids
 from equipoise.cluster.parts import as_partitioned_part, evaluate_on_workers
 from equipoise.cluster.targets import Target, write_bytes
+from equipoise.cluster.training import WorkerBlocks
 from equipoise.cluster.workers import connect, fetch, run_in_order, send, submit, task
 from equipoise.data.events import Events
 from equipoise.data.ids import IdIndex, as_list, is_id
@@ -33,6 +34,7 @@ from equipoise.data.storage import (
     read_manifest,
     sealed,
 )
+from equipoise.data.training import NotInMemory
 from equipoise.errors import DataError, FileFormatError, SettingError
 from equipoise.evaluation.evaluator import evaluate as evaluate_here
 from equipoise.evaluation.results import Result
@@ -189,6 +191,8 @@ def recommend_to(
         As for `Recommender.recommend_to`; `exclude` and `candidates` that differ between users
         are mappings from users to items.
     """
+    if users is None:
+        users = held_users(model)
     client = users.client if isinstance(users, Partitioned) else connect(client)
     count("users_per_file", users_per_file)
     target = Target.of(folder)
@@ -205,14 +209,45 @@ def recommend_to(
         sent_options = send(client, plain_options)
         names = [f"part-{number:06d}.parquet" for number in range(len(batches))]
         existing, home = target.names(), str(model_folder)
-        written = [
-            submit(client, write_lists, home, target, name, k, sent_options, *arguments)
+        missing = {
+            name: arguments
             for name, (_, arguments) in zip(names, batches, strict=True)
             if name not in existing
+        }
+        common = (home, target, k, sent_options)
+        written = [
+            submit(client, write_lists, *common, files)
+            for files in _group_by_block(missing, len(client.nthreads()))
         ]
         target.require(names, fetch(client, written))
         target.remove_unfinished(lambda name: name.startswith(".part-"))
     return sum(size for size, _ in batches)
+
+
+def _group_by_block(files: dict[str, Any], n_workers: int) -> list[dict[str, Any]]:
+    """Return files to write, by task: a task reads a saved block of users once for several files.
+
+    All workers have work, even if there are fewer blocks than workers.
+    """
+    groups: dict[Any, dict[str, Any]] = {}
+    blocks: dict[int, list[str]] = {}
+    for name, arguments in files.items():
+        if isinstance(arguments[0], BlockOfModel):
+            blocks.setdefault(arguments[0].number, []).append(name)
+        else:
+            groups[name] = {name: arguments}
+    for number, names in blocks.items():
+        n_tasks = min(-(-n_workers // len(blocks)), len(names))
+        for part in range(n_tasks):
+            groups[number, part] = {name: files[name] for name in names[part::n_tasks]}
+    return list(groups.values())
+
+
+class BlockOfModel(NamedTuple):
+    """A block of users beside the saved model, which the worker reads."""
+
+    number: int
+    span: tuple[int, int]
 
 
 def _plain_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -242,7 +277,7 @@ def _parse_requests(model: Recommender, users: Any, options: dict[str, Any]) -> 
     Also return whether they have names, which rules for users refer to: bare histories have none.
     """
     if users is None:
-        return model.data_.users.tolist(), True
+        return model.data_ if in_blocks(model) else model.data_.users.tolist(), True
     if isinstance(users, (Partitioned, Interactions)):
         return users, True
     names = ("unknown_users", "unknown_items")
@@ -258,8 +293,14 @@ def _make_batches(client: Any, requests: Any, size: int) -> list[tuple[int, tupl
     """Cut the requests into tasks; return the number of users and the last arguments of each.
 
     These are, for `write_lists`: ids; a mapping from names to histories; `HistoryRows` and the
-    item ids; or a block on the workers, the item ids and the span of its users.
+    item ids; a block on the workers, the item ids and the span of its users; or `BlockOfModel`.
     """
+    if isinstance(requests, NotInMemory) and requests.blocks is not None:
+        return [
+            (high - low, (BlockOfModel(number, (low, high)),))
+            for number, n_users in enumerate(requests.blocks.block_users.tolist())
+            for low, high in strips((0, n_users), size)
+        ]
     if isinstance(requests, (Partitioned, Interactions)):
         items = send(client, IdIndex(requests.items, "item"))
     if isinstance(requests, Partitioned):
@@ -284,11 +325,14 @@ def _claim_folder(
     if isinstance(requests, Partitioned):
         fingerprints = requests.map_blocks(getattr, "fingerprint")
         users: Any = fetch(requests.client, fingerprints), requests.items.tolist()
+    elif isinstance(requests, NotInMemory):
+        users = "those of the training data", requests.fingerprint
     else:
         users = requests.fingerprint if isinstance(requests, Interactions) else requests
     manifest = read_manifest(local_directory(model) / MANIFEST)
     files = manifest.group("files")
     sums = {name: files.group(name).text("sha256") for name in files}
+    sums |= {entry["file"]: entry["sha256"] for entry in manifest.get("beside", ())}
     digests = {
         "model": _digest((json.dumps(manifest["meta"], sort_keys=True), sorted(sums.items()))),
         "users": _digest(users),
@@ -325,27 +369,49 @@ def _digest(value: Any) -> str:
 
 @task
 def write_lists(
-    model: str,
-    target: Target,
-    name: str,
-    k: int,
-    options: dict[str, Any],
-    users: Any,
-    items: IdIndex | None = None,
-    span: tuple[int, int] = (0, 0),
+    model: str, target: Target, k: int, options: dict[str, Any], files: dict[str, tuple[Any, ...]]
 ) -> str:
-    """Write the lists of a batch of `_make_batches`, unless an earlier try has.
+    """Write the lists of batches of `_make_batches` by name, unless an earlier try has.
 
     Return the name of the worker's machine.
     """
+    block: Interactions | None = None
+    host = ""
+    for name, (users, *more) in files.items():
 
-    def make(path: str) -> None:
-        requests = users
-        if isinstance(requests, HistoryRows):
-            assert items is not None
-            requests = requests.with_items(items)
-        elif items is not None:
-            requests = with_item_ids(requests, items).rows(np.arange(*span))
-        open_model(model).recommend_to(path, requests, k, **options)
+        def make(path: str, users: Any = users, more: Any = more) -> None:
+            nonlocal block
+            fitted, requests = open_model(model), users
+            if isinstance(users, BlockOfModel):
+                block = read_block(fitted, users.number) if block is None else block
+                requests = block.rows(np.arange(*users.span))
+            elif isinstance(users, HistoryRows):
+                requests = users.with_items(*more)
+            elif more:
+                items, span = more
+                requests = with_item_ids(users, items).rows(np.arange(*span))
+            fitted.recommend_to(path, requests, k, **options)
 
-    return target.write(name, make)
+        host = target.write(name, make)
+    return host
+
+
+def in_blocks(model: Recommender) -> bool:
+    """Whether the users of a saved model are in blocks, each of which can be answered alone."""
+    data = model.data_
+    is_by_user = model.signals is None and model.fold_in and not model.ordered
+    return isinstance(data, NotInMemory) and data.blocks is not None and is_by_user
+
+
+def read_block(model: Recommender, number: int) -> Interactions:
+    """Return the users of a block beside a model."""
+    data = model.data_
+    assert isinstance(data, NotInMemory)
+    return data.part(number)
+
+
+def held_users(model: Any) -> Any:
+    """Return the training users of a model whose data workers hold; None for any other model."""
+    data = model.data_ if isinstance(model, Recommender) else None
+    blocks = getattr(data, "blocks", None)
+    return blocks.data if isinstance(blocks, WorkerBlocks) else None

@@ -61,7 +61,7 @@ class NeighbourhoodSolver:
         self.neighbours = min(neighbours, max(spread.shape[1] - 1, 1))
         self.client = spread.client
 
-    def solve(self, user_weights: Vector, penalty: Vector, feature_weight: float = 0.0) -> Solved:
+    def solve(self, user_weights: Any, penalty: Vector, feature_weight: float = 0.0) -> Solved:
         """Return the columns of P, audited against exact ones."""
         user_weights = self.spread.weights(user_weights, feature_weight)
         n_items, n_entries = self.spread.shape[1], ROW_ENTRIES * self.neighbours
@@ -155,7 +155,7 @@ class _Audit(Audit):
         self,
         columns: Columns,
         spread: Spread,
-        user_weights: Vector,
+        user_weights: Any,
         numbers: Numbering,
         item_counts: Vector,
     ) -> None:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from equipoise.cluster.training import WorkerBlocks
 from equipoise.cluster.workers import run_on_all
 from equipoise.data.remote import is_address, open_filesystem, read_remote, translate_remote
 from equipoise.data.storage import MANIFEST
@@ -40,7 +41,9 @@ def saved_folder(
         )
     with _folder_below(shared) as parent:
         folder = f"{parent}/model" if is_address(parent) else Path(parent).absolute() / "model"
-        model.save(folder)
+        # workers that hold the users need no files of them
+        blocks = getattr(model.data_, "blocks", None)
+        model.save(folder, data="none" if isinstance(blocks, WorkerBlocks) else None)
         yield folder
         run_on_all(client, _load.cache_clear)  # mapped files would stay on the disk
 

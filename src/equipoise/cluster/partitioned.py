@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-import scipy.sparse as sp
 
 from equipoise.checks import choice, count
 from equipoise.cluster.allocation import allocate
@@ -27,7 +25,6 @@ from equipoise.cluster.workers import (
 )
 from equipoise.data import split as splits
 from equipoise.data.catalogue import Catalogue
-from equipoise.data.events import COLUMNS
 from equipoise.data.ids import IdIndex
 from equipoise.data.interactions import Interactions, core_note
 from equipoise.data.statistics import (
@@ -40,6 +37,7 @@ from equipoise.data.statistics import (
     sampled_ratio,
     statistics_of,
 )
+from equipoise.data.training import join_blocks
 from equipoise.errors import DataError, SettingError
 from equipoise.solve.blocked import strips
 
@@ -49,7 +47,6 @@ Flags = npt.NDArray[np.bool_]
 PROTOCOLS = ("strong", "weak", "leave_last_out", "time_cut", "sessions")
 STRIP = 512  # items at most whose shared users are counted at a time
 STRIP_ENTRIES = 32_000_000  # counts of shared users that a task makes at most
-MATRIX = ("data", "indices")  # arrays of a CSR matrix with one value per pair
 
 
 class Partitioned:
@@ -219,43 +216,20 @@ class Partitioned:
         Data that do not fit into memory are mapped from temporary files in `scratch`, by default
         the folder for temporary files. Blocks are fetched a few at a time.
         """
-        first = fetch(self.client, self.blocks[0])
         sizes = fetch(self.client, self.map_blocks(block_sizes))
         _, n_pairs, n_events = np.sum(sizes, axis=0).tolist()
-        dtypes = {name: column.dtype for name, column in _entry_columns(first).items()}
-        # SciPy copies the indices where their type differs from that of indptr
-        index_type = np.int32 if n_pairs <= np.iinfo(np.int32).max else np.int64
-        dtypes["indices"] = np.dtype(index_type)
-        lengths = [n_pairs if name in MATRIX else n_events for name in dtypes]
-        arrays = allocate([(length,) for length in lengths], list(dtypes.values()), scratch)
-        columns = dict(zip(dtypes, arrays, strict=True))
-        ends = dict.fromkeys(columns, 0)
-        users, pair_counts, event_counts = [], [], []
-        for low, high in strips((0, len(self.blocks)), FAN_IN):
-            for block in fetch(self.client, self.blocks[low:high]):
-                for name, column in _entry_columns(block).items():
-                    start, ends[name] = ends[name], ends[name] + len(column)
-                    columns[name][start : ends[name]] = column
-                users.append(block.users)
-                pair_counts.append(np.diff(block.matrix.indptr))
-                if block.events is not None:
-                    event_counts.append(block.events.lengths)
-        indptr = offsets_of(np.concatenate(pair_counts)).astype(index_type)
-        matrix = sp.csr_array(
-            (columns.pop("data"), columns.pop("indices"), indptr),
-            shape=(self.n_users, self.n_items),
-        )
-        events = first.events
-        if events is not None:
-            events = replace(events, offsets=offsets_of(np.concatenate(event_counts)), **columns)
-        return Interactions(
-            matrix,
-            np.concatenate(users),
-            self.items,
+        return join_blocks(
+            self._fetched(),
+            IdIndex(self.items, "item"),
             catalogue=self.known_items,
-            events=events,
             notes=self.notes,
+            sizes=(n_pairs, n_events),
+            allocate=lambda shapes, dtypes: allocate(shapes, dtypes, scratch),
         )
+
+    def _fetched(self) -> Iterator[Interactions]:
+        for low, high in strips((0, len(self.blocks)), FAN_IN):
+            yield from fetch(self.client, self.blocks[low:high])
 
     def __repr__(self) -> str:
         return (
@@ -267,15 +241,6 @@ class Partitioned:
 def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Return 0 and the running sums: where consecutive pieces of these lengths begin and end."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-
-
-def _entry_columns(block: Interactions) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays with one value per pair, and those with one per event."""
-    columns = {name: getattr(block.matrix, name) for name in MATRIX}
-    if block.events is not None:
-        events = {name: getattr(block.events, name) for name in ("items", *COLUMNS)}
-        columns |= {name: column for name, column in events.items() if column is not None}
-    return columns
 
 
 def with_item_ids(block: Interactions, items: IdIndex) -> Interactions:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from equipoise.checks import count
 from equipoise.cluster.allocation import allocate
-from equipoise.cluster.spread import Spread
+from equipoise.cluster.spread import Spread, Weights
 from equipoise.cluster.workers import Throttle, fetch, send, submit, task
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import Csr
@@ -59,11 +59,11 @@ class WorkerSolver:
         rows = rows if tile_rows is None else count("tile_rows", tile_rows)
         self.spans = list(strips((0, self.n_items), rows))
 
-    def solve(self, user_weights: Vector, penalty: Vector, feature_weight: float = 0.0) -> Solved:
+    def solve(self, user_weights: Weights, penalty: Vector, feature_weight: float = 0.0) -> Solved:
         """Return P for these weights and this penalty, on this machine."""
-        user_weights = self.spread.weights(user_weights, feature_weight)
+        weights = self.spread.weights(user_weights, feature_weight)
         (P,) = allocate([(self.n_items, self.n_items)], [np.dtype(self.dtype)], self.scratch)
-        tiles = self.system(user_weights, penalty)
+        tiles = self.system(weights, penalty)
         throttle = Throttle(self.client, TASKS_AHEAD)
         for step in all_tasks(len(self.spans)):
             i, j = step.target
@@ -84,10 +84,10 @@ class WorkerSolver:
                     self.client, update_tile, step.kind, tiles[i, j], inputs, diagonal, first_row
                 )
                 throttle.add(tiles[i, j])
-        residual = self._residual(P, user_weights, penalty)
+        residual = self._residual(P, weights, penalty)
         return Solved(P, P.diagonal().astype(np.float64), residual)
 
-    def _residual(self, P: Tile, user_weights: Vector, penalty: Vector) -> float:
+    def _residual(self, P: Tile, user_weights: list[Any], penalty: Vector) -> float:
         """Return the residual of `dense.check_residual`, with products from the workers."""
         V = dense.probes(self.n_items, P.dtype)
         Y = P @ V
@@ -95,12 +95,13 @@ class WorkerSolver:
         residual = float(np.linalg.norm(error) / np.linalg.norm(V))
         return dense.check_accuracy(residual, P.dtype.name, "fit with dtype='float64'")
 
-    def system(self, user_weights: Vector, penalty: Vector) -> dict[Place, Any]:
+    def system(self, user_weights: Weights, penalty: Vector) -> dict[Place, Any]:
         """Return the lower triangle of X^T W X + diag(penalty) as tiles on the workers."""
         pieces = self._gram_pieces()
         sums: dict[Span, Any] = {piece: None for row in pieces for piece in row}
         # chunk after chunk: the sums are larger than the chunks, and stay on their workers
-        blocks = [send(self.client, pair) for pair in self.spread.with_weights(user_weights)]
+        weights = self.spread.weights(user_weights)
+        blocks = self.spread.with_weights(weights)
         step = max(GRAM_PAIRS * len(blocks) // max(self.spread.n_pairs, 1), 1)
         for low, high in strips((0, len(blocks)), step):
             dtype = self.dtype if high == len(blocks) else "float64"

@@ -22,6 +22,7 @@ from equipoise.solve.audit import USERS, histories_with
 from equipoise.solve.blocked import strips
 
 Vector = npt.NDArray[np.float64]
+Weights = Vector | list[Any]  # of all users, or futures of the weights of each block
 
 CHUNK_PAIRS = 16_000_000  # user-item pairs of one task of a sum
 
@@ -55,12 +56,23 @@ class Spread:
             rows: Csr = features.T.tocsr().astype(np.float32)
             self.blocks = [*self.blocks, send(client, rows)]
 
-    def weights(self, user_weights: Vector, feature_weight: float) -> Vector:
-        """Return the weights of all rows, those of features included."""
-        return np.append(user_weights, np.full(self._n_features, feature_weight))
+    def weights(self, user_weights: Weights, feature_weight: float = 0.0) -> list[Any]:
+        """Return the weights of the rows of each block as futures, those of features included.
+
+        `user_weights` are those of all users, or futures of the weights in each block.
+        """
+        if isinstance(user_weights, list):
+            weights = user_weights
+        else:
+            spans = pairwise(self._starts[: len(self.blocks) + 1 - bool(self._n_features)])
+            weights = [send(self.client, user_weights[low:high]) for low, high in spans]
+        if len(weights) < len(self.blocks):
+            of_features = np.full(self._n_features, feature_weight)
+            weights = [*weights, send(self.client, of_features)]
+        return weights
 
     def map_chunks(
-        self, function: Callable[..., Any], user_weights: Vector, *args: Any
+        self, function: Callable[..., Any], user_weights: list[Any], *args: Any
     ) -> list[Any]:
         """Return futures of ``function(blocks, weights, *args)`` of some blocks at a time."""
         n_blocks = len(self.blocks)
@@ -68,20 +80,20 @@ class Spread:
         return [
             submit(
                 self.client,
+                call_with_weights,
                 function,
                 self.blocks[low:high],
-                user_weights[self._starts[low] : self._starts[high]],
+                user_weights[low:high],
                 *args,
             )
             for low, high in strips((0, n_blocks), step)
         ]
 
-    def with_weights(self, user_weights: Vector) -> list[tuple[Any, Vector]]:
+    def with_weights(self, user_weights: list[Any]) -> list[tuple[Any, Any]]:
         """Return each block with the weights of its users."""
-        weights = [user_weights[low:high] for low, high in pairwise(self._starts)]
-        return list(zip(self.blocks, weights, strict=True))
+        return list(zip(self.blocks, user_weights, strict=True))
 
-    def roots(self, user_weights: Vector) -> list[Any]:
+    def roots(self, user_weights: list[Any]) -> list[Any]:
         """Return chunks of W^1/2 X, for `times`."""
         return self.map_chunks(scale_rows, user_weights)
 
@@ -95,7 +107,7 @@ class Spread:
         """Return the number of users of each item."""
         return fetch_sum(self.client, submit_each(self.client, count_items, self.blocks))
 
-    def item_sums(self, user_weights: Vector) -> Vector:
+    def item_sums(self, user_weights: list[Any]) -> Vector:
         """Return the three sums of `add_item_sums` over all users."""
         future = None
         for block, weights in self.with_weights(user_weights):
@@ -111,6 +123,14 @@ class Spread:
             if sum(part.shape[0] for part in rows) >= USERS:
                 break
         return sp.vstack(rows, format="csr")[:USERS]
+
+
+@task
+def call_with_weights(
+    function: Callable[..., Any], blocks: list[Csr], user_weights: list[Vector], *args: Any
+) -> Any:
+    """Call a function with some blocks and the weights of all of their users."""
+    return function(blocks, np.concatenate(user_weights), *args)
 
 
 def stack(blocks: list[Csr]) -> Csr:

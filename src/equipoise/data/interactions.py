@@ -10,11 +10,11 @@ import copy
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace as replace_fields
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +24,14 @@ import scipy.sparse as sp
 from equipoise.checks import MADE_BY_READ, choice, count, instance
 from equipoise.data.catalogue import Catalogue, merged, object_catalogue, read_catalogue
 from equipoise.data.events import COLUMNS, NO_TYPE, Events, bare, dated, joined, shares, summed
-from equipoise.data.ids import UNKNOWN, IdIndex, Unknown, is_id
+from equipoise.data.ids import CHECK, UNKNOWN, IdIndex, Unknown, is_id
 from equipoise.data.matrix import (
     Csr,
     as_positions,
     cell_keys,
     checked_matrix,
     column_counts,
+    column_squares,
     entry_rows,
     in_ascending,
     keep_entries,
@@ -83,6 +84,8 @@ class Interactions:
     >>> data.history("ann")
     ['milk', 'tea']
     """
+
+    in_memory: ClassVar[bool] = True  # `NotInMemory` has counts, and reads users where they are
 
     def __init__(
         self,
@@ -261,6 +264,40 @@ class Interactions:
             np.array_equal(getattr(events, name), getattr(simple, name))
             for name in ("items", "weights")
         )
+
+    def loaded(self, work: str) -> Interactions:
+        """Return the data in memory; `work` is what needs them, for the error if there are none."""
+        return self
+
+    def parts(self) -> Iterator[Interactions]:
+        """Yield the data as parts of consecutive users, each of which fits into memory."""
+        yield self
+
+    @property
+    def user_kind(self) -> type[pl.Int64] | type[pl.String]:
+        """Type of a column of user ids."""
+        return self.user_index.kind
+
+    def user_positions(
+        self, users: Any, *, unknown: Unknown = "error", hint: str = CHECK
+    ) -> npt.NDArray[np.int64]:
+        """Return the positions of users by id, -1 for unknown ones if these are skipped."""
+        return self.user_index.positions(users, unknown=unknown, hint=hint)
+
+    def ids_of_users(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return the ids of the users at these positions."""
+        return self.users[positions]
+
+    @cached_property
+    def item_squares(self) -> npt.NDArray[np.float64]:
+        """Sum of the squared values of each item: the diagonal of X^T X."""
+        return column_squares(self.matrix)
+
+    @property
+    def time_span(self) -> tuple[float, float] | None:
+        """Times of the first and the last event; None without times or events."""
+        times = None if self.events is None else self.events.times
+        return None if times is None or not len(times) else (float(times.min()), float(times.max()))
 
     def history(self, user: Any) -> list[Any]:
         """Raw ids of a user's items: in order of the events, else by item position."""
@@ -718,8 +755,6 @@ def pack(data: Interactions, prefix: str = "", like: Interactions | None = None)
     }
     meta: dict[str, Any] = {
         "shape": [data.n_users, data.n_items],
-        "notes": list(data.notes),
-        "labelled": data.catalogue is not None,
         "signed": data.signed,
         "fingerprint": data.fingerprint,
     }
@@ -736,6 +771,20 @@ def pack(data: Interactions, prefix: str = "", like: Interactions | None = None)
                 arrays[f"event_{name}"] = column
         meta |= {"event_types": list(events.type_names), "ordered": events.ordered}
     frames = {"users": pl.DataFrame({"id": data.user_index.to_series()})}
+    of_items = pack_items(data, like)
+    meta |= of_items.meta
+    frames |= of_items.frames
+    return Packed(
+        meta,
+        {prefix + name: array for name, array in arrays.items()},
+        {prefix + name: frame for name, frame in frames.items()},
+    )
+
+
+def pack_items(data: Interactions, like: Interactions | None = None) -> Packed:
+    """Return what to save of the items: their ids, the catalogue, and the notes."""
+    meta: dict[str, Any] = {"notes": list(data.notes), "labelled": data.catalogue is not None}
+    frames: dict[str, pl.DataFrame] = {}
     if like is None or not like.item_index.same_as(data.item_index):
         frames["items"] = pl.DataFrame({"id": data.item_index.to_series()})
     known_items = data.known_items
@@ -745,11 +794,22 @@ def pack(data: Interactions, prefix: str = "", like: Interactions | None = None)
             frames["labels"] = known_items.frame
             if known_items.new_items is not None:
                 frames["new_items"] = known_items.new_items
-    return Packed(
-        meta,
-        {prefix + name: array for name, array in arrays.items()},
-        {prefix + name: frame for name, frame in frames.items()},
-    )
+    return Packed(meta, {}, frames)
+
+
+def unpack_items(stored: Stored, prefix: str, n_items: int) -> IdIndex:
+    """Return the item ids that `pack_items` saved."""
+    return IdIndex(_ids(stored.frame(f"{prefix}items", n_items)), "item")
+
+
+def unpack_catalogue(stored: Stored, meta: Fields, prefix: str, n_items: int) -> Catalogue | None:
+    """Return the catalogue that `pack_items` saved; None without one."""
+    if f"{prefix}labels" not in stored.frames:
+        return None
+    frame = stored.frame(f"{prefix}labels", n_items)
+    decided = meta.group("attributes") if "attributes" in meta else Fields({})
+    kinds = {name: decided.text(name, KINDS) for name in decided}
+    return Catalogue(frame, stored.frames.get(f"{prefix}new_items"), kinds)
 
 
 def unpack(
@@ -773,21 +833,16 @@ def unpack(
     except ValueError as error:
         raise FileFormatError(f"the sparse matrix is malformed: {error}") from error
     times = events = None
-    catalogue: Catalogue | None = None
     if f"{prefix}times" in stored.arrays:
         times = np.array(stored.finite(f"{prefix}times", pairs))
     if f"{prefix}offsets" in stored.arrays:
         events = _stored_events(stored, meta, prefix, n_users)
-    if f"{prefix}labels" in stored.frames:
-        frame = stored.frame(f"{prefix}labels", n_items)
-        decided = meta.group("attributes") if "attributes" in meta else Fields({})
-        kinds = {name: decided.text(name, KINDS) for name in decided}
-        catalogue = Catalogue(frame, stored.frames.get(f"{prefix}new_items"), kinds)
-    elif like is not None and meta.flag("labelled"):
+    catalogue = unpack_catalogue(stored, meta, prefix, n_items)
+    if catalogue is None and like is not None and meta.flag("labelled"):
         catalogue = like.known_items
     items: Any = like.item_index if like is not None else None
     if like is None or f"{prefix}items" in stored.frames:
-        items = _ids(stored.frame(f"{prefix}items", n_items))
+        items = unpack_items(stored, prefix, n_items)
     data = Interactions(
         matrix,
         _ids(stored.frame(f"{prefix}users", n_users)),

@@ -7,7 +7,7 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,14 @@ def upload_folder(folder: Path, url: str, last: str, replaces: Callable[[str], b
         for name in earlier:
             if name not in names and replaces(name):
                 system.rm_file(f"{root}/{name}")
+
+
+def remove_files(url: str, can_go: Callable[[str], bool]) -> None:
+    """Remove files of a remote folder by their names; one that cannot be removed stays."""
+    system, root = open_filesystem(url)
+    with suppress(Exception):
+        for name in filter(can_go, remote_names(url)):
+            system.rm_file(f"{root}/{name}")
 
 
 def remote_names(url: str) -> list[str]:

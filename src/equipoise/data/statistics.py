@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import singledispatch
 from typing import Any, Protocol
 
 import numpy as np
@@ -227,6 +228,7 @@ def gini(counts: npt.ArrayLike) -> float:
     return float((2 * np.arange(1, n + 1) - n - 1) @ ordered) / (n * total)
 
 
+@singledispatch
 def homophily(interactions: Interactions, *, delta: float = 1.5) -> float:
     """Weighted homophily ratio, 0 to 1: similarity of items that share users.
 

@@ -21,7 +21,7 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -39,12 +39,14 @@ from equipoise.data.remote import (
     is_address,
     read_remote,
     remote_names,
+    remove_files,
     upload_folder,
 )
 from equipoise.errors import (
     DataError,
     EquipoiseError,
     FileFormatError,
+    MissingDataError,
     MissingExtraError,
     TooBigError,
 )
@@ -52,6 +54,8 @@ from equipoise.runtime.locks import locked_folder
 from equipoise.runtime.machine import check_polars
 
 T = TypeVar("T")
+# writes files beside the others; gets the folder or address, and a token for their names
+Beside = Callable[[str, str], list[dict[str, Any]]]
 
 SEAL = "seal"
 LARGEST = 2**63 - 1
@@ -199,11 +203,16 @@ def _short(text: str) -> str:
 
 @dataclass(frozen=True)
 class Stored:
-    """Content of a saved directory: settings, arrays (read-only, memory-mapped) and tables."""
+    """Content of a saved directory: settings, arrays (read-only, memory-mapped) and tables.
+
+    Files `beside` them are those that a function of `write_directory` wrote.
+    """
 
     meta: Fields
     arrays: dict[str, npt.NDArray[Any]]
     frames: dict[str, pl.DataFrame]
+    beside: Sequence[Fields] = ()  # files that are read when they are asked for
+    place: str = ""  # folder or address of these
 
     def array(
         self, name: str, shape: tuple[int, ...], kinds: str, *, sizes: tuple[int, ...] = (4, 8)
@@ -252,6 +261,7 @@ def write_directory(
     arrays: Mapping[str, npt.NDArray[Any]],
     frames: Mapping[str, pl.DataFrame],
     restore: Callable[[Stored], object] = lambda stored: stored,
+    beside: Beside | None = None,
 ) -> None:
     """Write a directory atomically: the old content stays valid until the new one is complete.
 
@@ -259,14 +269,30 @@ def write_directory(
     arrays and frames are distinct lower-case words. `restore` is the function later passed to
     `load_directory`: if it fails on the new files, nothing is changed. It is an error to save to
     a directory while another process does; where the system has no locks, the last save wins.
+
+    `beside` gets the folder or address and a token, writes more files there, whose names
+    `FILE_NAME` allows, and returns their entries. They are listed in the manifest, but are neither
+    read nor copied when the directory is loaded.
     """
     check_polars()
     if is_address(path):
-        with tempfile.TemporaryDirectory(prefix="equipoise-") as parent:
-            _check_ours_there(os.fspath(path), kind)
-            folder = Path(parent) / "saved"
-            write_directory(folder, kind, version, meta, arrays, frames, restore)
-            upload_folder(folder, _url(path), MANIFEST, lambda name: bool(OURS.fullmatch(name)))
+        _check_ours_there(os.fspath(path), kind)
+        token, url = secrets.token_hex(6), _url(path)
+        try:
+            entries = [] if beside is None else beside(url, token)
+            kept = {entry["file"] for entry in entries}
+            with tempfile.TemporaryDirectory(prefix="equipoise-") as parent:
+                folder = Path(parent) / "saved"
+                content = meta, arrays, frames, restore
+                written = None if beside is None else lambda *_: entries
+                write_directory(folder, kind, version, *content, written)
+                upload_folder(
+                    folder, url, MANIFEST, lambda name: bool(OURS.fullmatch(name)) and name not in kept
+                )
+        except BaseException:
+            if beside is not None:
+                remove_files(url, lambda name: token in name)
+            raise
         return
     root = checked_path("path", path)
     token = secrets.token_hex(6)
@@ -277,8 +303,10 @@ def write_directory(
             content = _encoded(dict(meta), lists)
             files = _write_files(root, token, chain(arrays.items(), lists.items()), frames)
             manifest = {"format": kind, "version": version, "meta": content, "files": files}
+            if beside is not None:
+                manifest["beside"] = beside(str(root), token)
             _write(fresh, json.dumps(sealed(manifest), indent=1).encode())
-            _restored(root, read_manifest(fresh), kind, version, restore, verify=False)
+            _restored(root, read_manifest(fresh), kind, version, restore, str(root), verify=False)
             os.replace(fresh, root / MANIFEST)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -493,7 +521,9 @@ def _sweep(root: Path, can_go: Callable[[Path], bool]) -> None:
 def _listed(root: Path) -> set[Any] | None:
     """Return the file names in the manifest, empty without a manifest; None if it is damaged."""
     try:
-        return {entry.get("file") for entry in read_manifest(root / MANIFEST)["files"].values()}
+        manifest = read_manifest(root / MANIFEST)
+        entries = chain(manifest["files"].values(), manifest.get("beside", ()))
+        return {entry.get("file") for entry in entries}
     except (FileFormatError, AttributeError, TypeError):
         return None if (root / MANIFEST).exists() else set()
 
@@ -520,7 +550,9 @@ def load_directory(
     manifest = read_manifest(root / MANIFEST)
     while True:
         try:
-            return _restored(root, manifest, kind, version, restore, verify=verify)
+            return _restored(
+                root, manifest, kind, version, restore, os.fspath(path), verify=verify
+            )
         except FileFormatError:
             # A save that finished in the meantime has removed the files of the old manifest.
             newer = read_manifest(root / MANIFEST)
@@ -535,6 +567,7 @@ def _restored(
     kind: str,
     version: int,
     restore: Callable[[Stored], T],
+    place: str,
     *,
     verify: bool,
 ) -> T:
@@ -545,10 +578,12 @@ def _restored(
         raise FileFormatError(f"{newer}, this equipoise reads up to {version}; upgrade it")
     arrays, frames = _read_files(root, manifest.group("files"), verify=verify)
     try:
+        beside = manifest.groups("beside") if "beside" in manifest else []
         with np.errstate(all="ignore"):
-            restored = restore(Stored(_decoded(manifest["meta"], arrays), arrays, frames))
+            content = _decoded(manifest["meta"], arrays), arrays, frames
+            restored = restore(Stored(*content, beside, place))
         check_seal(manifest)  # last, because an error that names the field is more useful
-    except (MissingExtraError, TooBigError):
+    except (MissingDataError, MissingExtraError, TooBigError):
         raise
     except (EquipoiseError, *MALFORMED) as error:
         raise FileFormatError(f"{root} is damaged: {error}") from error
@@ -601,7 +636,7 @@ def _read_files(
     arrays: dict[str, npt.NDArray[Any]] = {}
     frames: dict[str, pl.DataFrame] = {}
     for name, entry in files.items():
-        file = _checked_file(root, name, entry, verify=verify)
+        file = checked_file(root, name, entry, verify=verify)
         try:
             if file.suffix == ".npy":
                 arrays[name] = np.lib.format.open_memmap(file, mode="r")
@@ -612,7 +647,7 @@ def _read_files(
     return arrays, frames
 
 
-def _checked_file(root: Path, name: str, entry: Any, *, verify: bool) -> Path:
+def checked_file(root: Path, name: str, entry: Any, *, verify: bool) -> Path:
     """Return the file of a manifest entry after checking it; `verify` hashes all of it."""
     listed = entry.get("file") if isinstance(entry, dict) else None
     if not isinstance(listed, str) or not FILE_NAME.fullmatch(listed):

@@ -82,6 +82,7 @@ def leave_one_out(
     50
     """
     choice("leave", leave, PROTOCOLS)
+    model.data_.loaded("leave-one-out")
     left_out = LeftOut(model, leave, alpha)
     sample = left_out_part(model.data_, users, history, seed) if part is None else part
     checked = checked_part(sample)

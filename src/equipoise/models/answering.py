@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
@@ -75,6 +75,7 @@ class Answering(Configured, ABC):
     _wider: Interactions | None = None  # the training data with columns for items added later
     fold_in: ClassVar[bool] = True  # ranks for histories that were not in the training data
     explains: ClassVar[bool] = True  # a score is a sum over the items of the history
+    ordered: ClassVar[bool] = False  # a history is a session, whose order counts
 
     @abstractmethod
     def _terms(self, alpha: float | None = None) -> list[Term]:
@@ -266,12 +267,15 @@ class Answering(Configured, ABC):
         data have a catalogue, and reasons if requested. Without users, all training users are
         answered. Options as for `recommend`. Returns the number of users.
         """
-        query = self._served if users_or_histories is None else users_or_histories
         unknowns, item_rules = Unknowns.of(unknown_users, unknown_items), self._on_items(rules)
-        request = self._limited_request(query, exclude, candidates, item_rules, unknowns)
         options = (k, exclude_seen, item_rules, reasons, threads)
         terms = self._ranking_terms(alpha, new_items)
-        return self._write(path, request, terms, batch_size, *options)
+        all_users = self._parts() if users_or_histories is None else [users_or_histories]
+        requests = (
+            self._limited_request(query, exclude, candidates, item_rules, unknowns)
+            for query in all_users
+        )
+        return self._write(path, requests, terms, batch_size, *options)
 
     @on_snapshot
     def score(
@@ -343,7 +347,7 @@ class Answering(Configured, ABC):
         items = self.item_index_.values if items is None else items
         request = self._single_item_request(items, unknown_items)
         options = (k, True, self._on_items(rules))
-        return self._write(path, request, self._terms(alpha), batch_size, *options)
+        return self._write(path, [request], self._terms(alpha), batch_size, *options)
 
     @on_snapshot
     def explain(
@@ -451,12 +455,24 @@ class Answering(Configured, ABC):
         request = self._request({item: [item] for item in known}, Unknowns())
         return dataclasses.replace(request, has_names=False)  # rules of users are not for items
 
+    def _parts(self) -> Iterable[Interactions]:
+        """Return all training users in parts that are answered one after another."""
+        served = self._served
+        is_by_user = self.signals is None and self.fold_in and not self.ordered
+        return served.parts() if is_by_user and not served.in_memory else [served]
+
     def _history_rows(self, positions: npt.NDArray[np.int64] | None) -> Csr:
         """Return the histories of training users, empty where a position is negative."""
-        matrix, signals = self._served.matrix, self.signals
+        served, signals = self._served, self.signals
         if signals is None or signals.history_decay == "decay":
             # already weighed by the signals
-            return matrix if positions is None else rows_or_empty(matrix, positions)
+            if positions is None:
+                return served.matrix
+            if served.in_memory:
+                return rows_or_empty(served.matrix, positions)
+            users, place = np.unique(positions, return_inverse=True)
+            known = users[users >= 0]
+            return rows_or_empty(served.rows(known).matrix, place - (len(users) - len(known)))
         data = self.data_
         if positions is None:
             return self._weigh(data)
@@ -666,21 +682,24 @@ class Answering(Configured, ABC):
     def _write(
         self,
         path: str | os.PathLike[str],
-        request: Request,
+        requests: Iterable[Request],
         terms: list[Term],
         batch_size: int,
         *options: Any,
     ) -> int:
-        """Write the lists of a request to a file, and return how many; `options` of `_answer`."""
+        """Write the lists of requests to a file, and return how many; `options` of `_answer`."""
         count("batch_size", batch_size)
+        sizes = []
 
         def batches() -> Iterator[pl.DataFrame]:
-            for start in range(0, len(request), batch_size):
-                batch = request.take(np.arange(start, min(start + batch_size, len(request))))
-                yield self._answer(batch, terms, *options).to_frame(details=True)
+            for request in requests:
+                sizes.append(len(request))
+                for start in range(0, len(request), batch_size):
+                    batch = request.take(np.arange(start, min(start + batch_size, len(request))))
+                    yield self._answer(batch, terms, *options).to_frame(details=True)
 
         write_lists(path, batches())
-        return len(request)
+        return sum(sizes)
 
     def _ids(self, rows: Sequence[Any], extra: Sequence[Any] = ()) -> list[list[Any]]:
         """Return the ids of items by position; `extra` ids follow those of the model."""

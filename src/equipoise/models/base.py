@@ -133,8 +133,7 @@ class Recommender(Answering):
     _raw_data: Interactions = field(init=False, repr=False)
     _built: list[Term] = field(init=False, repr=False)
 
-    # capabilities, beside `fold_in` and `explains`; no other code checks the class of a model
-    ordered: ClassVar[bool] = False  # a history is a session, whose order counts
+    # capabilities, beside those of `Answering`; no other code checks the class of a model
     signed: ClassVar[bool] = False  # supports negative feedback
     search_space: ClassVar[SearchSpace] = {}  # the values `tune` tries without a grid
     # the settings a solve depends on; models that differ in other settings share it (`reuse`)
@@ -263,7 +262,7 @@ class Recommender(Answering):
             Let the weight of an added pair replace an existing one; by default they add up, as if
             both tables had been read as one.
         """
-        old, options = self.data_, self._refit_options()
+        old, options = self.data_.loaded("update"), self._refit_options()
         new = changed_data(old, added, removed, replace=replace)
         if new.fingerprint != old.fingerprint:
             self._fit_raw(new, options)
@@ -320,7 +319,8 @@ class Recommender(Answering):
                 f"{type(self).__name__} has no vectors: its scores are not a sum over the items "
                 "of a history; use a linear autoencoder"
             )
-        data, history = self._served, self._history_rows(None)
+        data = self._served.loaded("vectors of its users")
+        history = self._history_rows(None)
         factors = Factors.of(terms, history, rank)
         sample = history[sampled_users(data)]
         exact, approximate = (top_k(part, sample, LISTED) for part in (terms, factors.terms()))
@@ -338,12 +338,23 @@ class Recommender(Answering):
         )
 
     @on_snapshot
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, data: str | None = None) -> None:
         """Write a directory (manifest, `.npy`, Parquet) that `eq.load` opens; atomic.
 
         A URL such as ``s3://bucket/model`` is written through fsspec, the manifest last.
+
+        Parameters
+        ----------
+        path
+            Folder or URL.
+        data
+            Where the training data go. "with": into the model, which loads them into memory.
+            "beside": into Parquet files in the same folder, blocks of users that are read when
+            they are needed: for users by id, `update`, leave-one-out and lists of all users.
+            "none": nowhere; the model then answers histories, and all else raises
+            `MissingDataError`. Default: as the model has them now, which is "with" after `fit`.
         """
-        save_model(self, path)
+        save_model(self, path, data)
 
     def _keep(self, data: Interactions, arrays: dict[str, Any]) -> None:
         """Set the fitted state: the data, and arrays or sparse matrices by name."""

@@ -80,7 +80,7 @@ class GraphFilter(Recommender):
 
     def _thin(self, n_factors: int) -> tuple[int, int]:
         """Return the shape of an array with a row for each singular vector."""
-        m, n = self.interactions_.matrix.shape
+        m, n = self.interactions_.n_users, self.interactions_.n_items
         return min(n_factors, m, n), n
 
 
@@ -325,7 +325,7 @@ class SVDAE(GraphFilter):
 
     def rank_on(self, interactions: Interactions) -> int:
         """Return the number of singular triples on these data."""
-        shorter = min(interactions.matrix.shape)
+        shorter = min(interactions.n_users, interactions.n_items)
         if isinstance(self.n_factors, float):
             return max(round(self.n_factors * shorter), 1)
         return min(self.n_factors, shorter)

@@ -41,11 +41,11 @@ class Unknowns(NamedTuple):
         choice("unknown_users", users, ("error", "popular", "skip"))
         return cls(users, choice("unknown_items", "error" if items is None else items, UNKNOWN))
 
-    def user_positions(self, listed: Any, index: IdIndex) -> Positions:
+    def user_positions(self, listed: Any, train: Interactions) -> Positions:
         """Return the positions of training users, -1 for unknown ones that are allowed."""
         hint = "pass unknown_users='popular' for popular items, or 'skip' to leave them out"
         unknown: Unknown = "error" if self.users == "error" else "skip"
-        return index.positions(listed, unknown=unknown, hint=hint)
+        return train.user_positions(listed, unknown=unknown, hint=hint)
 
     def item_positions(self, listed: Any, index: IdIndex) -> Positions:
         """Return the positions of items, -1 for unknown ones that are skipped."""
@@ -243,7 +243,8 @@ def parse_query(query: Any, train: Interactions, unknown: Unknowns) -> Request:
     """
     if isinstance(query, Interactions):
         index = query.user_index
-        trained = train.user_index.positions(query.users, unknown="skip")
+        known = train.in_memory
+        trained = train.user_index.positions(query.users, unknown="skip") if known else None
         answered = np.ones(len(index), np.bool_)
         names = query.users.tolist()
         return Request(
@@ -262,13 +263,13 @@ def parse_query(query: Any, train: Interactions, unknown: Unknowns) -> Request:
         return Request(
             users, *NO_ROWS, kind=pl.Int64, answered=answered, has_names=False, source=entries
         )
-    positions = unknown.user_positions(entries, train.user_index)
+    positions = unknown.user_positions(entries, train)
     answered = (positions >= 0) | (unknown.users == "popular")
     positions = positions[answered]
     passed = [_plain(entries[row]) for row in np.flatnonzero(answered)]
-    known = train.users[positions].tolist() if len(train.users) else passed
-    users = [known[i] if place >= 0 else passed[i] for i, place in enumerate(positions)]
-    kind = train.user_index.kind
+    known_ids = iter(train.ids_of_users(positions[positions >= 0]).tolist())
+    users = [next(known_ids) if place >= 0 else passed[i] for i, place in enumerate(positions)]
+    kind = train.user_kind
     if (positions < 0).any() and kind == pl.Int64:
         kind = column_kind(users)
     return Request(

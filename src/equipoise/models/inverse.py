@@ -8,7 +8,7 @@ with the type of its matrix (`carries`) and, if it can be saved, a `kind`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -72,15 +72,17 @@ class Inverse(ABC):
         return next(form(matrix) for form in Inverse._forms if isinstance(matrix, form.carries))
 
     @staticmethod
-    def restored(state: Fields, stored: Stored, system: System) -> Inverse:
-        """Return the inverse that `state` and `arrays` saved."""
+    def restored(
+        state: Fields, stored: Stored, n_items: int, system: Callable[[], System]
+    ) -> Inverse:
+        """Return the inverse that `state` and `arrays` saved; `system` needs the users."""
         # dense and pruned models are saved without a kind
         unnamed = _PrunedInverse.kind if "loss" in state else _DenseInverse.kind
         kind = state.text("inverse") if "inverse" in state else unnamed
         form = {form.kind: form for form in Inverse._forms if "kind" in vars(form)}.get(kind)
         if form is None:
             raise FileFormatError(f"its inverse is of unknown kind {kind!r}")
-        return form._restored(state, stored, system)
+        return form._restored(state, stored, n_items, system)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -136,7 +138,9 @@ class Inverse(ABC):
 
     @classmethod
     @abstractmethod
-    def _restored(cls, state: Fields, stored: Stored, system: System) -> Inverse:
+    def _restored(
+        cls, state: Fields, stored: Stored, n_items: int, system: Callable[[], System]
+    ) -> Inverse:
         """Return the inverse that `state` and `arrays` saved."""
 
     def state(self) -> dict[str, Any]:
@@ -236,8 +240,10 @@ class _DenseInverse(Inverse):
         return {"inverse": self.matrix}
 
     @classmethod
-    def _restored(cls, state: Fields, stored: Stored, system: System) -> Self:
-        return cls(stored.mapped("inverse", (system.data.n_items,) * 2))
+    def _restored(
+        cls, state: Fields, stored: Stored, n_items: int, system: Callable[[], System]
+    ) -> Self:
+        return cls(stored.mapped("inverse", (n_items,) * 2))
 
     def updated(self, change: Change) -> Solved | None:
         return updated_array(self.matrix, change)
@@ -304,15 +310,18 @@ class _DualInverse(Inverse):
         return {"inverse_core": self.matrix.core, "inverse_own": self.matrix.inner_diagonal}
 
     @classmethod
-    def _restored(cls, state: Fields, stored: Stored, system: System) -> Self:
-        items = weighted_items(system.matrix, system.weights)
-        n_items, n_users = items.shape
+    def _restored(
+        cls, state: Fields, stored: Stored, n_items: int, system: Callable[[], System]
+    ) -> Self:
+        whole = system()
+        items = weighted_items(whole.matrix, whole.weights)
+        n_users = items.shape[1]
         core = stored.mapped("inverse_core", (n_users, n_users))
         diagonal = np.array(stored.finite("inverse_own", (n_items,), sizes=(8,)))
         if core.dtype != np.float64:
             raise FileFormatError(f"its matrix of users is {core.dtype}, not float64")
         dtype = np.dtype(state.text("dtype", ("float32", "float64")))
-        return cls(DualMatrix(core, items, system.penalty, diagonal, dtype))
+        return cls(DualMatrix(core, items, whole.penalty, diagonal, dtype))
 
 
 class _ReducedInverse(Inverse):
@@ -367,8 +376,10 @@ class _PrunedInverse(_ReducedInverse):
         return sparse_arrays(self.matrix, "inverse")
 
     @classmethod
-    def _restored(cls, state: Fields, stored: Stored, system: System) -> Self:
-        return cls(sparse_from(stored, "inverse", system.data.n_items))
+    def _restored(
+        cls, state: Fields, stored: Stored, n_items: int, system: Callable[[], System]
+    ) -> Self:
+        return cls(sparse_from(stored, "inverse", n_items))
 
 
 @dataclass(frozen=True, eq=False)
@@ -414,8 +425,9 @@ class _HalvedInverse(_ReducedInverse):
         return {"inverse": self.matrix.values, "inverse_scale": self.matrix.scale}
 
     @classmethod
-    def _restored(cls, state: Fields, stored: Stored, system: System) -> Self:
-        n_items = system.data.n_items
+    def _restored(
+        cls, state: Fields, stored: Stored, n_items: int, system: Callable[[], System]
+    ) -> Self:
         values = stored.array("inverse", (n_items, n_items), "i", sizes=(2,))
         scale = np.array(stored.finite("inverse_scale", (n_items,), sizes=(4,)))
         diagonal = np.array(stored.finite("diagonal", (n_items,)), np.float64)
@@ -451,8 +463,9 @@ class _NeighbourhoodInverse(Inverse):
         return sparse_arrays(self.matrix, "inverse")
 
     @classmethod
-    def _restored(cls, state: Fields, stored: Stored, system: System) -> Self:
-        n_items = system.data.n_items
+    def _restored(
+        cls, state: Fields, stored: Stored, n_items: int, system: Callable[[], System]
+    ) -> Self:
         indptr = np.array(stored.array("inverse_indptr", (n_items + 1,), "i"), np.int64)
         size = (int(indptr[-1]),)
         if indptr[0] != 0 or (np.diff(indptr) < 0).any():

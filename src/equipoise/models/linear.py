@@ -20,7 +20,6 @@ import numpy.typing as npt
 from equipoise.automatic import Auto, check_penalty, penalty_numbers
 from equipoise.checks import count, fraction
 from equipoise.data.interactions import Interactions
-from equipoise.data.matrix import column_squares
 from equipoise.data.signals import HISTORY_SETTINGS, SETTINGS
 from equipoise.data.storage import Fields, Stored
 from equipoise.errors import FileFormatError, SettingError, TooBigError
@@ -39,7 +38,7 @@ from equipoise.models.saving import restore_lowpass, restore_normalizer
 from equipoise.models.settings import EXPONENTS, FIELDS, PARTS
 from equipoise.models.updating import update_linear
 from equipoise.models.vectors import sampled_users
-from equipoise.normalize import DAN, NoNorm, Normalizer, as_normalizer
+from equipoise.normalize import DAN, NoNorm, Normalizer, as_normalizer, weights_of_users
 from equipoise.ranking.terms import Known, Term
 from equipoise.runtime.machine import free_memory, gigabytes, limited
 from equipoise.solve.engine import Solved, Solver, Solving, System
@@ -513,8 +512,9 @@ class LinearAutoencoder(Recommender):
         loss = state.group("loss") if "loss" in state else None
         if self.features is not None:
             self.item_features_ = ItemFeatures.restored(state.group("features"), stored, n_items)
-        system = self._system(data, normalizer, penalty)
-        inverse = Inverse.restored(state, stored, system).matrix
+        inverse = Inverse.restored(
+            state, stored, n_items, lambda: self._system(data, normalizer, penalty)
+        ).matrix
         lowpass = restore_lowpass(state, self.lowpass)
         companion = None if lowpass is None else lowpass.restored(data, stored)
         solved = Solved(inverse, diagonal, state.number("residual", least=0))
@@ -612,16 +612,14 @@ class LinearAutoencoder(Recommender):
 
     def _numbers(self, data: Interactions, normalizer: Normalizer) -> tuple[float, float]:
         """Return l2 and dropout, with numbers in place of "auto"."""
-        weights = normalizer.user_weights(data)
-        return penalty_numbers(self.l2, self.dropout, data, weights)
+        return penalty_numbers(self.l2, self.dropout, data, normalizer.user_weights)
 
     def _penalty(
         self, data: Interactions, normalizer: Normalizer, l2: float, dropout: float
     ) -> Vector:
         # L = l2 I + p/(1-p) D_I; D_I is the diagonal of X^T X, the raw counts where X is 0/1
-        square = column_squares(data.matrix)
         odds = dropout / (1 - dropout)
-        penalty = l2 * normalizer.penalty_scale(data.n_items) + odds * square
+        penalty = l2 * normalizer.penalty_scale(data.n_items) + odds * data.item_squares
         # an item without users has an empty row; any positive penalty gives it weights of 0
         return np.where(penalty > 0, penalty, 1.0)
 
@@ -712,7 +710,7 @@ def fit_together(
         number = next((weight for weight in chosen if weight != "auto"), 0.0)
         fitted = replaced(features, settings=replaced(first.features, strength=number))
     weight = 0.0 if fitted is None else float(fitted.settings.strength)
-    solved = solver.solve(normalizer.user_weights(data), penalty, weight)
+    solved = solver.solve(weights_of_users(data, normalizer), penalty, weight)
     companions: dict[LowPass | None, Companion | None] = {None: None}
     for model in models:
         # a companion depends on its settings alone

@@ -71,7 +71,7 @@ class LowPass:
 
         The strength must be a number; `leaving_out.companion_strength` finds it for "auto".
         """
-        vectors, rounds = companion_sketch(interactions.matrix.shape, self.rank)
+        vectors, rounds = companion_sketch((interactions.n_users, interactions.n_items), self.rank)
         triples = spectrum(
             interactions,
             vectors,
@@ -84,7 +84,7 @@ class LowPass:
 
     def restored(self, interactions: Interactions, stored: Stored) -> Companion:
         """Return the companion that `Companion.arrays` saved."""
-        m, n = interactions.matrix.shape
+        m, n = interactions.n_users, interactions.n_items
         rank = min(self.rank, m, n)
         values = np.array(stored.finite("lowpass_values", (rank,)))
         right = stored.finite("lowpass_right", (rank, n))

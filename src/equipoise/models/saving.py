@@ -13,10 +13,27 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 import equipoise
+from equipoise.checks import choice
+from equipoise.data.blocks import SavedBlocks, write_blocks
 from equipoise.data.interactions import Interactions, pack, unpack
 from equipoise.data.signals import Signals
-from equipoise.data.storage import LARGEST_SEED, Fields, Stored, load_directory, write_directory
-from equipoise.errors import DataError, FileFormatError
+from equipoise.data.storage import (
+    LARGEST_SEED,
+    Beside,
+    Fields,
+    Stored,
+    load_directory,
+    write_directory,
+)
+from equipoise.data.training import (
+    FORMS,
+    NotInMemory,
+    Weighed,
+    form_of,
+    pack_facts,
+    unpack_facts,
+)
+from equipoise.errors import DataError, FileFormatError, MissingDataError, SettingError
 from equipoise.models.features import Features
 from equipoise.models.lowpass import LowPass
 from equipoise.models.settings import plain
@@ -27,8 +44,8 @@ if TYPE_CHECKING:
     from equipoise.models.base import Recommender
 
 KIND = "equipoise-model"
-VERSION = 1
-TRAIN = "train_"
+VERSION = 2  # 1 for a model with its training data
+TRAIN, WEIGHED = "train_", "weighed_"
 SPARSE = "sparse"  # in place of a shape: a sparse matrix, items x items
 # settings that had another name in older models; if several are there, the later one counts
 RENAMED = {
@@ -42,15 +59,31 @@ model_classes: dict[str, type[Recommender]] = {}  # all classes of models, by na
 Shapes = Mapping[str, tuple[int, ...] | str]
 
 
-def save_model(model: Recommender, path: str | os.PathLike[str]) -> None:
+def save_model(
+    model: Recommender, path: str | os.PathLike[str], data: str | None = None
+) -> None:
     """Write the directory atomically; an earlier model there stays valid until the end."""
-    data = pack(model.data_, TRAIN)
+    train = model.data_
+    form = form_of(train) if data is None else choice("data", data, FORMS)
+    beside: Beside | None = None
+    if form == "with":
+        train = train.loaded("saving them with it")
+        packed = pack(train, TRAIN)
+        train_meta, train_arrays, frames = packed
+    else:
+        beside = _block_writer(train) if form == "beside" else None
+        train_meta, train_arrays, frames = pack_facts(train, TRAIN)
+        train_meta["beside"] = beside is not None
+        if model._fitted is not model.data_:
+            weighed = pack_facts(model._fitted, WEIGHED)
+            train_meta["weighed"] = weighed[0]
+            train_arrays |= weighed[1]
     state, arrays = model._state()
     meta = {
         "library": equipoise.__version__,
         "settings": model.settings(),
         "state": plain(state),
-        "train": data.meta,
+        "train": train_meta,
     }
     if model.trend_ is not None:
         meta["trend"] = {"level": model.trend_.level, "spread": model.trend_.spread}
@@ -61,14 +94,39 @@ def save_model(model: Recommender, path: str | os.PathLike[str]) -> None:
         meta["estimate"] = model.estimate_
 
     def restore(stored: Stored) -> None:
-        known = type(_restored(stored))
+        restored = _restored(stored)
+        known = type(restored)
         if known is not type(model):
             name = type(model).__name__
             raise DataError(
                 f"{name} is also the name of another class, in {known.__module__}; rename yours"
             )
+        if form == "none" and train.n_items:
+            restored.recommend([train.items[:1].tolist()], k=1)
 
-    write_directory(path, KIND, VERSION, meta, {**data.arrays, **arrays}, data.frames, restore)
+    version = 1 if form == "with" else VERSION
+    content = meta, {**train_arrays, **arrays}, frames
+    try:
+        if form == "none" and not model.fold_in:
+            raise MissingDataError
+        write_directory(path, KIND, version, *content, restore, beside)
+    except MissingDataError as error:
+        if form == "none":
+            raise SettingError(
+                f"this {type(model).__name__} ranks with its training data and cannot be saved "
+                "without them; use data='with' or data='beside'"
+            ) from error
+        raise
+
+
+def _block_writer(data: Interactions) -> Beside:
+    """Return the function for `write_directory` that writes the users of training data."""
+    blocks = data.blocks if isinstance(data, NotInMemory) else None
+    if isinstance(data, NotInMemory) and blocks is None:
+        data.loaded("saving them beside it")
+    if blocks is not None:
+        return blocks.write
+    return lambda place, token: write_blocks(place, token, data)
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = False) -> Recommender:
@@ -82,15 +140,18 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Recommender:
     verify
         Check every byte against its checksum, not only small files and samples of large ones.
     """
-    return load_directory(path, KIND, VERSION, _restored, verify=verify)
+    model = load_directory(path, KIND, VERSION, _restored, verify=verify)
+    blocks = getattr(model.data_, "blocks", None)
+    if verify and isinstance(blocks, SavedBlocks):
+        blocks.check()
+    return model
 
 
 def _restored(stored: Stored) -> Recommender:
     meta = stored.meta
     meta.text("library")
     model = build(meta.group("settings"))
-    model._raw_data = unpack(stored, meta.group("train"), TRAIN)
-    model.interactions_ = model._weighed(model._raw_data)
+    model._raw_data, model.interactions_ = _restored_data(model, stored, meta.group("train"))
     model._restore(meta.group("state"), stored)
     if model.trend is not None:
         model.trend_ = _restored_trend(model.trend, meta.group("trend"), stored, model)
@@ -100,6 +161,21 @@ def _restored(stored: Stored) -> Recommender:
     if "estimate" in meta:
         model.estimate_ = _restored_estimate(meta.group("estimate"))
     return model
+
+
+def _restored_data(
+    model: Recommender, stored: Stored, train: Fields
+) -> tuple[Interactions, Interactions]:
+    """Return the training data as passed to `fit`, and as the signals weighed them."""
+    if "shape" in train:
+        raw = unpack(stored, train, TRAIN)
+        return raw, model._weighed(raw)
+    blocks = SavedBlocks(stored.place, stored.beside) if train.flag("beside") else None
+    away = unpack_facts(stored, train, TRAIN, blocks)
+    if "weighed" not in train:
+        return away, away
+    weighed = None if blocks is None else Weighed(away, model._weighed)
+    return away, unpack_facts(stored, train.group("weighed"), WEIGHED, weighed, like=away)
 
 
 def _restored_trend(
@@ -203,9 +279,10 @@ def restore_normalizer(state: Fields, interactions: Interactions) -> Normalizer:
     normalizer = build_normalizer(state.group("normalizer"))
     vectors = [
         *normalizer.item_scales(interactions.item_counts),
-        normalizer.user_weights(interactions),
         normalizer.penalty_scale(interactions.n_items),
     ]
+    if interactions.in_memory:
+        vectors.append(normalizer.user_weights(interactions))
     if not all(np.isfinite(vector).all() for vector in vectors):
         raise FileFormatError(f"its normalizer {normalizer!r} gives weights that are not finite")
     return normalizer

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import singledispatch
 from typing import Any, Literal, NamedTuple, get_args
 from weakref import WeakKeyDictionary
 
@@ -174,23 +175,23 @@ def recent_users(data: Interactions, half_life: float) -> Floats:
     """
     cached = _counts.setdefault(data, {})
     if half_life not in cached:
-        cached[half_life] = _weighted_users(last_uses(data), half_life, data.n_items)
+        cached[half_life] = count_recent_users(data, half_life, keep=True)
     return cached[half_life]
 
 
-def _weighted_users(uses: LastUses, half_life: float, n_items: int) -> Floats:
-    weights = np.exp2(-uses.ages / half_life)
-    counts = np.bincount(uses.items, weights, n_items).astype(np.float64)
+@singledispatch
+def count_recent_users(data: Interactions, half_life: float, *, keep: bool) -> Floats:
+    """Return the result of `recent_users`; `keep` the last uses for another half-life."""
+    uses = last_uses(data) if keep or data in _uses else find_last_uses(data)
+    counts = np.bincount(uses.items, uses.weights(half_life), data.n_items).astype(np.float64)
     counts.flags.writeable = False
     return counts
 
 
 def usual_half_life(data: Interactions) -> float | None:
     """Return a tenth of the time span of the data in seconds; None if they have no times."""
-    times = None if data.events is None else data.events.times
-    if times is None or not len(times):
-        return None
-    return SPAN_SHARE * float(times.max() - times.min()) or 1.0
+    span = data.time_span
+    return None if span is None else SPAN_SHARE * (span[1] - span[0]) or 1.0
 
 
 def usual_recent_users(data: Interactions) -> Floats | None:
@@ -204,8 +205,7 @@ def usual_recent_users(data: Interactions) -> Floats | None:
     cached = _counts.setdefault(data, {})
     if half_life not in cached:
         # the last uses are large and would stay as long as the data: a model keeps its data
-        uses = _uses[data] if data in _uses else _find_last_uses(data)
-        cached[half_life] = _weighted_users(uses, half_life, data.n_items)
+        cached[half_life] = count_recent_users(data, half_life, keep=False)
     return cached[half_life]
 
 
@@ -216,6 +216,10 @@ class LastUses(NamedTuple):
     items: npt.NDArray[np.int32]
     ages: Floats
 
+    def weights(self, half_life: float) -> Floats:
+        """Return what each of them counts."""
+        return np.exp2(-self.ages / half_life)
+
 
 _uses: WeakKeyDictionary[Interactions, LastUses] = WeakKeyDictionary()
 # counts of each half-life that was asked for; read-only, as models share them
@@ -225,11 +229,12 @@ _counts: WeakKeyDictionary[Interactions, dict[float, Floats]] = WeakKeyDictionar
 def last_uses(data: Interactions) -> LastUses:
     """Return the age of the last use of each pair; computed once for each data."""
     if data not in _uses:
-        _uses[data] = _find_last_uses(data)
+        _uses[data] = find_last_uses(data)
     return _uses[data]
 
 
-def _find_last_uses(data: Interactions) -> LastUses:
+def find_last_uses(data: Interactions, latest: float | None = None) -> LastUses:
+    """Return the age of the last use of each pair at the time `latest`, by default the last use."""
     events = data.events
     if events is None or events.times is None:
         raise DataError("a trend needs times; name the column with eq.read(..., time=...)")
@@ -239,15 +244,21 @@ def _find_last_uses(data: Interactions) -> LastUses:
     # the events of a user ascend in time, so the last one of each pair is the latest
     order = np.argsort(keys, kind="stable")
     last = order[np.append(np.diff(keys[order]) != 0, True)[: len(order)]]
-    ages = times.max(initial=-np.inf) - times[last]
+    ages = (times.max(initial=-np.inf) if latest is None else latest) - times[last]
     return LastUses(keys[last], items[last], ages)
 
 
+@singledispatch
 def sample_of(data: Interactions) -> npt.NDArray[np.int64]:
     """Return the positions of training users whose scores measure the spread."""
     usable = np.flatnonzero(data.user_counts)
-    size = int(min(SAMPLE, len(usable), max(MOST_SCORES // max(data.n_items, 1), 1)))
-    return usable[np.linspace(0, len(usable) - 1, size).astype(np.int64)] if size else usable
+    return usable[places_of_sample(len(usable), data.n_items)]
+
+
+def places_of_sample(n_users: int, n_items: int) -> npt.NDArray[np.int64]:
+    """Return the places of sampled users among so many with items."""
+    size = int(min(SAMPLE, n_users, max(MOST_SCORES // max(n_items, 1), 1)))
+    return np.linspace(0, n_users - 1, size).astype(np.int64) if size else np.empty(0, np.int64)
 
 
 def spread_of_scores(terms: Sequence[Term], histories: Csr, users: npt.NDArray[np.int64]) -> float:

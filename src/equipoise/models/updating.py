@@ -55,8 +55,9 @@ def update_linear(
     model.solution_.require("update")
     if isinstance(model.normalizer_, CustomNorm):
         raise SettingError("a CustomNorm has fixed users and items; fit again on changed data")
-    raw_data = changed_data(model.data_, added, removed, replace=replace)
-    if raw_data.fingerprint == model.data_fingerprint_:
+    present = model.data_.loaded("update")
+    raw_data = changed_data(present, added, removed, replace=replace)
+    if raw_data.fingerprint == present.fingerprint:
         return
     new = model._weighed(raw_data)
     normalizer, numbers = model.normalizer_, (model.l2_, model.dropout_)  # "auto" stays resolved
