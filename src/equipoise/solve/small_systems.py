@@ -25,13 +25,11 @@ def solve_targets(
     supports: Any,
     item_vectors: Any,
     targets: Any,
-    first: int,
-    step: int,
     widest: int,
     longest: int,
     out: Any,
 ) -> None:
-    """Solve A_NN x = e_j for the targets first, first + step, ..., the target last in its N.
+    """Solve A_NN x = e_j for each target j, which comes last in its N.
 
     All entries of the target's own row count; of other rows those after the first `n_foreign`.
     """
@@ -50,8 +48,7 @@ def solve_targets(
     slot = np.full(SLOTS, -1, np.int32)  # its last member, a place in N
     chain = np.empty(widest, np.int32)  # the member before it
     hits = np.empty(longest + 1, np.int32)
-    for at in range(first, len(targets), step):
-        j = targets[at]
+    for j in targets:
         size = support_lengths[j] + 1
         N[size - 1] = j
         for place in range(size - 1):
