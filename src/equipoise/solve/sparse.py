@@ -44,7 +44,8 @@ def transposed(matrix: Compressed, size: int) -> Compressed:
     cursors = offsets[:-1].copy()
 
     def fill(part: int) -> None:
-        _fill(starts, members, values, *borders[part : part + 2], cursors, out_members, out_values)
+        low, high = borders[part], borders[part + 1]
+        _fill(starts, members, values, low, high, cursors, out_members, out_values)
 
     machine.run(fill, n_parts)
     return offsets, out_members, out_values
