@@ -34,7 +34,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
     monkeypatch.setattr(module, "submit", noted)
     monkeypatch.setattr("equipoise.cluster.spread.CHUNK_PAIRS", 1500)
-    monkeypatch.setattr(module, "STRIP_ENTRIES", 900)
+    monkeypatch.setattr(module, "FAN_IN", 2)
+    monkeypatch.setattr(module, "STRIPS", 4)
     return sent
 
 
@@ -43,10 +44,13 @@ def assert_same_bits(a: Any, b: Any) -> None:
         np.testing.assert_array_equal(getattr(a.inverse_, name), getattr(b.inverse_, name))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
-    ("neighbours", "normalizer"),
-    [(4, eq.NoNorm()), (20, eq.DAN(0.2, 0.3)), (300, eq.UserNorm(0.5))],
+    ("neighbours", "normalizer", "dtype"),
+    [
+        (4, eq.NoNorm(), "float32"),
+        (20, eq.DAN(0.2, 0.3), "float64"),
+        (300, eq.UserNorm(0.5), "float32"),
+    ],
 )
 def test_passes_have_the_bits_of_one_pass_and_of_one_machine(
     client: Any,
@@ -67,16 +71,22 @@ def test_passes_have_the_bits_of_one_pass_and_of_one_machine(
     together = eq.cluster.fit(model, data, client=client, **options)
     assert_same_bits(together, here)
     assert "gather" not in dict(calls)
-    monkeypatch.setattr(module, "SHARE", 1e-12)
-    for n_targets in (3, 1000):
+    # whole numbers are summed in a tree, others one chunk of users after another
+    merged = [args for name, args in calls if name == "add_rows" and args[1] is None]
+    assert bool(merged) == isinstance(normalizer, eq.NoNorm)
+    monkeypatch.setattr(module, "SHARE", 1e-12)  # not in one pass,
+    monkeypatch.setattr(module, "PART", 1e-12)  # and no strips that are joined
+    for n_targets, n_groups in ((10, 9), (1000, 4)):
         monkeypatch.setattr(
             module.NeighbourhoodSolver, "_group_size", lambda *_, size=n_targets: size
         )
         calls.clear()
         apart = eq.cluster.fit(model, data, client=client, **options)
         names = [name for name, _ in calls]
-        assert names.count("supports_in") > (30 if n_targets == 3 else 3)
-        assert names.count("gather") > 3 * names.count("supports_in")
+        n_strips = names.count("join_strips")
+        assert n_strips >= 4
+        assert names.count("supports_in") >= n_groups
+        assert names.count("gather") == n_strips * names.count("supports_in")
         assert_same_bits(apart, here)
 
 
@@ -103,6 +113,19 @@ def test_groups_of_targets_are_as_large_as_the_memory_of_a_worker_allows(
     monkeypatch.setattr(module, "smallest_memory", lambda _: least - 1)
     with pytest.raises(eq.TooBigError, match=r"on each worker and one has .*fewer neighbours"):
         eq.cluster.fit(model, data, **options)
+
+
+@pytest.mark.parametrize("n_chunks", [1, 2, 3, 8, 17, 100])
+def test_sums_in_a_tree_take_every_chunk_once_and_in_order(n_chunks: int) -> None:
+    def add(earlier: list[list[int]], chunk: int | None, is_last: bool) -> list[int]:
+        assert len(earlier) <= module.FAN_IN
+        calls.append(is_last)
+        return [*sum(earlier, []), *([] if chunk is None else [chunk])]
+
+    for tree in (module.add_in_tree, module.add_in_chain):
+        calls: list[bool] = []
+        assert tree(add, list(range(n_chunks))) == list(range(n_chunks))
+        assert calls == [False] * (len(calls) - 1) + [True]
 
 
 def test_the_client_holds_a_few_groups_of_columns_at_a_time(

@@ -12,7 +12,7 @@ The kernels are those of `solve.neighbourhood`, and so are the weights, bit for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ import scipy.sparse as sp
 from equipoise.cluster.partitioned import offsets_of
 from equipoise.cluster.spread import Spread, stack
 from equipoise.cluster.workers import (
+    FAN_IN,
     Throttle,
     run_in_order,
     send,
@@ -61,6 +62,7 @@ TARGET_GROUPS = 64  # tasks that share the targets, at least
 SHARE = 0.6  # of a worker's memory that the entries of all items may take,
 PART = 0.05  # and that a few strips, or the systems of a group of targets, may take
 NUMBER_BYTES = 64  # for each item: its number, penalty and diagonal, and vectors of a sum
+EXACT = 2.0**53  # whole numbers below it are added exactly
 COPIES = 3  # of gathered entries: by strip, together, and on their way
 
 
@@ -91,7 +93,9 @@ class NeighbourhoodSolver:
         sent_numbers = send(self.client, numbers)
         chunks = self.spread.map_chunks(make_chunk, user_weights, numbers.rank)
         spans = _strip_spans(numbers.partners)
-        strips = self._sum_strips(chunks, sent_numbers, numbers, spans)
+        is_whole = all(run_in_order(self.client, _each(has_whole_values, chunks)))
+        is_exact = is_whole and float(sums[2].max(initial=0)) < EXACT
+        strips = self._sum_strips(chunks, sent_numbers, numbers, spans, is_exact)
         del chunks
         lengths = np.concatenate(list(run_in_order(self.client, _each(row_lengths, strips))))
         if in_one_pass:
@@ -168,23 +172,56 @@ class NeighbourhoodSolver:
         return joined_spans, joined
 
     def _sum_strips(
-        self, chunks: list[Any], sent_numbers: Any, numbers: Numbering, spans: list[Span]
+        self,
+        chunks: list[Any],
+        sent_numbers: Any,
+        numbers: Numbering,
+        spans: list[Span],
+        is_exact: bool,
     ) -> list[Any]:
-        """Return the strongest entries of strips of rows; a worker has a few strips at a time."""
-        n_items, n_entries = len(numbers.names), ROW_ENTRIES * self.neighbours
+        """Return the strongest entries of strips of rows; a worker has a few strips at a time.
+
+        Exact sums are the same in any order and form a tree; others follow the order of the users,
+        as on one machine.
+        """
+        n_items = len(numbers.names)
+        complete = self.neighbours, ROW_ENTRIES * self.neighbours, self.dtype
+        partial = n_items, n_items, "float64"
         throttle, strips = Throttle(self.client), []
         for span in spans:
-            rows = None
-            for number, chunk in enumerate(chunks):
-                last = number == len(chunks) - 1
-                limits = (self.neighbours, n_entries) if last else (n_items, n_items)
-                dtype = self.dtype if last else "float64"
-                rows = submit(
-                    self.client, add_rows, rows, chunk, sent_numbers, span, limits, dtype
-                )
+
+            def add(earlier: list[Any], chunk: Any, is_last: bool, span: Span = span) -> Any:
+                limits = complete if is_last else partial
+                return submit(self.client, add_rows, earlier, chunk, sent_numbers, span, limits)
+
+            rows = add_in_tree(add, chunks) if is_exact else add_in_chain(add, chunks)
             throttle.add(rows)
             strips.append(rows)
         return strips
+
+
+def add_in_chain(add: Callable[[list[Any], Any, bool], Any], chunks: list[Any]) -> Any:
+    """Return the sum over all chunks, each added to those before it."""
+    rows: list[Any] = []
+    for number, chunk in enumerate(chunks):
+        rows = [add(rows, chunk, number == len(chunks) - 1)]
+    return rows[0]
+
+
+def add_in_tree(add: Callable[[list[Any], Any, bool], Any], chunks: list[Any]) -> Any:
+    """Return the sum over all chunks, a few of them at a time in a tree of fixed shape.
+
+    A group of chunks is summed before the next group starts, so that few sums wait in memory.
+    """
+
+    def summed(part: list[Any], is_last: bool) -> Any:
+        if len(part) == 1:
+            return add([], part[0], is_last)
+        step = -(-len(part) // FAN_IN)
+        groups = [part[first : first + step] for first in range(0, len(part), step)]
+        return add([summed(group, False) for group in groups], None, is_last)
+
+    return summed(chunks, True)
 
 
 def _number_items(sums: Vector, penalty: Vector) -> Numbering:
@@ -299,59 +336,81 @@ def make_chunk(blocks: list[Csr], user_weights: Vector, rank: Positions) -> Chun
 
 
 @task
-def add_rows(
-    before: Lists | None, chunk: Chunk, numbers: Numbering, span: Span, limits: Span, dtype: str
-) -> Lists:
-    """Add the users of a chunk to the rows of a strip, and cut these to their strongest entries.
+def has_whole_values(chunk: Chunk) -> bool:
+    """Return whether all values and all weights of users are whole numbers."""
+    return all(bool((part == np.rint(part)).all()) for part in (chunk.users[2], chunk.weights))
 
-    `limits` are the number of neighbours, which come first, and of all entries to keep.
+
+@task
+def add_rows(
+    earlier: list[Lists],
+    chunk: Chunk | None,
+    numbers: Numbering,
+    span: Span,
+    limits: tuple[int, int, str],
+) -> Lists:
+    """Add sums of the rows of a strip and the users of a chunk; keep their strongest entries.
+
+    `limits` are the number of neighbours, which come first, that of all entries to keep, and the
+    type of the numbers.
     """
     low, high = span
-    system = _strip_system(before, chunk, numbers, span)
+    system = _strip_system(earlier, chunk, numbers, span)
     items = np.arange(low, high, dtype=np.int32)
-    lists = strongest_entries(system, items, *limits, dtype, Journal())
-    lengths, n_foreign = lists.lengths[low:high].copy(), lists.n_foreign[low:high]
+    lists = strongest_entries(system, items, *limits, Journal())
+    lengths, n_foreign = lists.lengths[low:high].copy(), lists.n_foreign[low:high].copy()
     places, starts = segments(lists.starts[low:high], lengths)
     return Lists(starts, lengths, n_foreign, lists.items[places], lists.values[places])
 
 
-def _strip_system(before: Lists | None, chunk: Chunk, numbers: Numbering, span: Span) -> System:
+def _strip_system(
+    earlier: list[Lists], chunk: Chunk | None, numbers: Numbering, span: Span
+) -> System:
     """Return the system of a strip of items and a chunk of users.
 
-    Earlier sums continue: each item's row of `before` enters as one more user of weight 1, who
-    comes first in its column.
+    Earlier sums continue: each item's rows of them enter as more users of weight 1, who come first
+    in its column.
     """
     low, high = span
-    starts, column_users, column_values = chunk.items
-    begin, end = starts[low], starts[high]
-    edges = starts[low : high + 1] - begin
-    strip_users, strip_values = column_users[begin:end], column_values[begin:end]
-    users, weights = chunk.users, chunk.weights
-    if before is not None:
-        size, n_users = high - low, len(weights)
-        offsets, indices, values = users
-        ends = offsets[-1] + np.cumsum(before.lengths, dtype=np.int64)
-        users = (
-            np.concatenate([offsets, ends]),
-            np.concatenate([indices, before.items]),
-            np.concatenate([values.astype(np.float64), before.values]),
-        )
-        extra_users = n_users + np.arange(size, dtype=np.int32)
-        strip_users = np.insert(strip_users, edges[:-1], extra_users)
-        strip_values = np.insert(strip_values, edges[:-1], 1)
-        weights = np.concatenate([weights, np.ones(size)])
-        edges = edges + np.arange(size + 1)
-    columns = np.zeros(len(starts), np.int64)
+    size, n_items = high - low, len(numbers.names)
+    edges, weights = np.zeros(size + 1, np.int64), np.zeros(0)
+    offsets, users, values = [np.zeros(1, np.int64)], [], []
+    column_users, column_values = np.zeros(0, np.int32), np.zeros(0)
+    if chunk is not None:
+        starts, column_users, column_values = chunk.items
+        begin, end = starts[low], starts[high]
+        edges = starts[low : high + 1] - begin
+        column_users, column_values = column_users[begin:end], column_values[begin:end]
+        offsets, weights = [chunk.users[0]], chunk.weights
+        users, values = [chunk.users[1]], [chunk.users[2]]
+    if earlier:
+        n_parts, n_users = len(earlier), len(weights)
+        for part in earlier:
+            offsets.append(offsets[-1][-1] + np.cumsum(part.lengths, dtype=np.int64))
+            users.append(part.items)
+            values.append(part.values)
+        # the rows of an item, in the order of the sums
+        rows = n_users + np.arange(n_parts * size, dtype=np.int32).reshape(n_parts, size).T
+        column_users = np.insert(column_users, np.repeat(edges[:-1], n_parts), rows.ravel())
+        column_values = np.insert(column_values, np.repeat(edges[:-1], n_parts), 1)
+        weights = np.concatenate([weights, np.ones(n_parts * size)])
+        edges = edges + n_parts * np.arange(size + 1)
+    columns = np.zeros(n_items + 1, np.int64)
     columns[low : high + 1] = edges
     return System(
         numbers.names,
         numbers.penalty,
         numbers.diagonal,
         numbers.partners,
-        users=users,
-        items=(columns, strip_users, strip_values),
+        users=(_together(offsets), _together(users), _together(values)),
+        items=(columns, column_users, column_values),
         weights=weights,
     )
+
+
+def _together(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return arrays as one; a single array is not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 @task
