@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,26 @@ def test_passes_have_the_bits_of_one_pass_and_of_one_machine(
         assert_same_bits(apart, here)
 
 
+@pytest.mark.parametrize("task", ["gather", "solve_group"])
+def test_a_worker_killed_in_a_pass_changes_nothing(
+    client: Any,
+    data: eq.Interactions,
+    fault: Any,
+    task: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "SHARE", 1e-12)
+    monkeypatch.setattr(module, "PART", 1e-12)
+    monkeypatch.setattr(module, "STRIPS", 3)
+    monkeypatch.setattr(module.NeighbourhoodSolver, "_group_size", lambda *_: 40)
+    near: dict[str, Any] = {"engine": "neighbourhood", "neighbours": 5}
+    with fault(task, 2, tmp_path / "died"):
+        fitted = eq.cluster.fit(eq.EASE(l2=5.0), data, client=client, **near)
+    assert (tmp_path / "died").exists()
+    assert_same_bits(fitted, eq.EASE(l2=5.0).fit(data, **near))
+
+
 def test_groups_of_targets_are_as_large_as_the_memory_of_a_worker_allows(
     client: Any,
     data: eq.Interactions,
@@ -120,7 +141,7 @@ def test_sums_in_a_tree_take_every_chunk_once_and_in_order(n_chunks: int) -> Non
     def add(earlier: list[list[int]], chunk: int | None, is_last: bool) -> list[int]:
         assert len(earlier) <= module.FAN_IN
         calls.append(is_last)
-        return [*sum(earlier, []), *([] if chunk is None else [chunk])]
+        return [n for part in earlier for n in part] + ([] if chunk is None else [chunk])
 
     for tree in (module.add_in_tree, module.add_in_chain):
         calls: list[bool] = []
