@@ -117,19 +117,21 @@ def test_groups_of_targets_are_as_large_as_the_memory_of_a_worker_allows(
     calls: list[tuple[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options: dict[str, Any] = {"client": client, "engine": "neighbourhood", "neighbours": 5}
+    options: dict[str, Any] = {"client": client, "engine": "neighbourhood", "neighbours": 20}
     model = eq.EASE(l2=5.0, normalizer=eq.DAN(0.2, 0.3))
-    target = 4 * 5 + 3 * 6**2 * 8
-    least = (64 * data.n_items + target) / module.SHARE
-    needed = data.n_items * 15 * 8 / module.SHARE
+    monkeypatch.setattr(module, "PART", 0.5)
+    target = 4 * 20 + 3 * 21**2 * 8
+    least = (module.NUMBER_BYTES * data.n_items + target) / module.SHARE
+    partners = (data.matrix != 0).T @ (data.user_counts - 1)
+    needed = 8 * np.minimum(partners, 60).sum() / module.SHARE
     assert least < needed
     expected = eq.cluster.fit(model, data, **options)
-    for memory, most in ((least + 1, 1), (needed - 1, 2)):
+    for memory, most in ((least + 1, 1), (needed - 1, 3)):
         monkeypatch.setattr(module, "smallest_memory", lambda _, size=memory: size)
         calls.clear()
         assert_same_bits(eq.cluster.fit(model, data, **options), expected)
         groups = [args[2] for name, args in calls if name == "supports_in"]
-        assert max(map(len, groups)) <= most
+        assert max(map(len, groups)) == most
         assert np.array_equal(np.sort(np.concatenate(groups)), np.arange(data.n_items))
     monkeypatch.setattr(module, "smallest_memory", lambda _: least - 1)
     with pytest.raises(eq.TooBigError, match=r"on each worker and one has .*fewer neighbours"):

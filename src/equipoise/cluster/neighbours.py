@@ -61,7 +61,7 @@ STRIP_ENTRIES = 16_000_000  # entries of A in a strip at most, unless a single r
 TARGET_GROUPS = 64  # tasks that share the targets, at least
 SHARE = 0.6  # of a worker's memory that the entries of all items may take,
 PART = 0.05  # and that a few strips, or the systems of a group of targets, may take
-NUMBER_BYTES = 64  # for each item: its number, penalty and diagonal, and vectors of a sum
+NUMBER_BYTES = 120  # for each item: its number, penalty and diagonal, and vectors of a sum
 EXACT = 2.0**53  # whole numbers below it are added exactly
 COPIES = 3  # of gathered entries: by strip, together, and on their way
 
