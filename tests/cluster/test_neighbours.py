@@ -120,6 +120,7 @@ def test_groups_of_targets_are_as_large_as_the_memory_of_a_worker_allows(
     options: dict[str, Any] = {"client": client, "engine": "neighbourhood", "neighbours": 20}
     model = eq.EASE(l2=5.0, normalizer=eq.DAN(0.2, 0.3))
     monkeypatch.setattr(module, "PART", 0.5)
+    monkeypatch.setattr(module, "TARGET_GROUPS", 1)
     target = 4 * 20 + 3 * 21**2 * 8
     least = (module.NUMBER_BYTES * data.n_items + target) / module.SHARE
     partners = (data.matrix != 0).T @ (data.user_counts - 1)
