@@ -5,8 +5,8 @@
     python benchmarks/neighbourhood.py beside gowalla strong
     python benchmarks/neighbourhood.py make --items 1000000 --data FOLDER
     python benchmarks/neighbourhood.py synthetic --items 1000000 --data FOLDER
-    python benchmarks/neighbourhood.py synthetic --items 10000000 --data FOLDER --memory 36GB \
-        --scratch SCRATCH --stop 6      # then --stop 64, and --stop 70 for the systems
+    python benchmarks/neighbourhood.py synthetic --items 10000000 --interactions 120000000 \
+        --data FOLDER --memory 20GB --scratch SCRATCH --lists 500
 
 A fit has 128 steps: 64 sum the rows of A, 64 solve the systems. `--stop` ends the process after
 that many steps, and the next run continues from the scratch folder.
@@ -59,7 +59,7 @@ def since(start: tuple[float, float]) -> dict[str, float]:
 
 
 def peak() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # GB, of this process
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9  # GB, of this process
 
 
 class Watch:
