@@ -45,6 +45,7 @@ from equipoise.solve import dense
 PART = 1_000_000  # rows of a file
 PHASES = ("plain", "ingest", "files", "lists", "evaluate", "neighbourhood", "solve", "kill")
 MEMORY = "memory"  # a phase of its own: its rows are those of `--interactions`, in another cluster
+MORE = ("passes", MEMORY)  # phases that do not run unless they are named
 NEIGHBOURS = 50
 FILES, ROWS_OF_FILE = 4_000, 250
 
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("--users", type=int, help="a fiftieth of the interactions if left out")
     parser.add_argument("--items", type=int, default=20_000)
     parser.add_argument("--folder", type=Path, help="a temporary one if left out")
-    parser.add_argument("--phases", nargs="+", choices=(*PHASES, MEMORY), default=PHASES)
+    parser.add_argument("--phases", nargs="+", choices=PHASES + MORE, default=PHASES)
     options = parser.parse_args()
     users = options.users or max(options.interactions // 50, 100)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="equipoise-cluster-"))
@@ -118,11 +119,12 @@ def computes(part: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def workers(number: int) -> Iterator[Any]:
+def workers(number: int, **options: Any) -> Iterator[Any]:
     """Start worker processes with one thread each and compile their kernels."""
     from distributed import Client
 
-    with start_local(number, dashboard_address=":0") as cluster, Client(cluster) as client:
+    start = start_local(number, dashboard_address=":0", **options)
+    with start as cluster, Client(cluster) as client:
         say(f"{number} worker{'s' if number > 1 else ''}; dashboard at {cluster.dashboard_link}")
         client.run(compile_kernels)
         client.get_task_stream()  # starts recording
@@ -299,17 +301,25 @@ class Comparison:
 
     def neighbourhood(self) -> None:
         """Fit with the neighbourhood engine in this process and on two workers."""
+        self._compare_neighbourhoods("2 workers: neighbourhood")
+
+    def passes(self) -> None:
+        """The same on workers of 1 GB, which do not hold the entries of all items."""
+        self._compare_neighbourhoods("2 workers of 1 GB: neighbourhood", memory_limit="1GB")
+
+    def _compare_neighbourhoods(self, label: str, **limits: Any) -> None:
         near = {"engine": "neighbourhood", "neighbours": NEIGHBOURS}
         model, data = eq.EASE(l2=100.0), eq.read(self.parts)
         local_model = self.timed("neighbourhood", lambda: model.fit(data, **near))
         columns = local_model.inverse_
-        with workers(2) as client:
+        with workers(2, **limits) as client:
             there = eq.cluster.read(self.parts, client=client)
-            cluster_model = self.timed(
-                "2 workers: neighbourhood",
-                lambda: eq.cluster.fit(model, there, **near),
-                client,
-            )
+            cluster_model = self.timed(label, lambda: eq.cluster.fit(model, there, **near), client)
+            tasks = [str(task["key"]) for task in client.get_task_stream()]
+            peak = max(client.run(peak_bytes).values())
+        n_visits = sum(task.startswith("gather-") for task in tasks)
+        say(f"  {n_visits} visits of groups to strips; peak of a worker {peak / 1e9:.2f} GB")
+        self.keep(f"{label}, peak bytes", peak)
         same = np.array_equal(cluster_model.inverse_.data, columns.data)
         say(f"  {'the same' if same else 'other'} bits")
 

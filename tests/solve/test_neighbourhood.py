@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,41 @@ def test_threads_and_stripes_do_not_change_a_bit(
     assert not list(tmp_path.iterdir())
 
 
+def test_each_stripe_writes_to_one_place_of_its_files(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """So that a stripe is on the disk without writing the files again from the start."""
+    written: dict[str, list[tuple[int, int]]] = {"items": [], "sources": []}
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    new_array, add = Journal.array, Journal.add
+
+    def noted(journal: Journal, name: str, size: int, dtype: str) -> npt.NDArray[Any]:
+        arrays[name] = new_array(journal, name, size, dtype)
+        if name in written:
+            arrays[name][:] = -1
+        return arrays[name]
+
+    def compared(journal: Journal, stage: str, part: int) -> None:
+        name = "items" if stage == "lists" else "sources"
+        ends = [end for _, end in written[name]]
+        places = np.flatnonzero(arrays[name] >= 0)
+        new = places[places >= max(ends, default=0)]
+        if len(new):
+            assert len(new) == new[-1] + 1 - new[0]
+            written[name].append((int(new[0]), int(new[-1]) + 1))
+        add(journal, stage, part)
+
+    monkeypatch.setattr(neighbourhood, "STRIPES", 8)
+    monkeypatch.setattr(Journal, "array", noted)
+    monkeypatch.setattr(Journal, "add", compared)
+    with limited(1):
+        columns = neighbourhood.solve(*system(rng), 8, scratch=tmp_path)
+    for spans in written.values():
+        assert len(spans) == 8
+        assert [low for low, _ in spans] == [0, *(high for _, high in spans[:-1])]
+    assert written["sources"][-1][1] == len(columns.indices)
+
+
 def test_a_missing_array_does_not_count_as_done(tmp_path: Path) -> None:
     with Journal(tmp_path) as journal:
         journal.array("values", 4, "float32")[:] = 1
@@ -242,6 +278,35 @@ def test_memory_stays_inside_the_plan() -> None:
     finally:
         tracemalloc.stop()
     assert peak < plan.peak_bytes < 4000**2 * 4
+
+
+def test_with_little_memory_entries_are_in_files_and_one_thread_checks(
+    synthetic: Interactions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sizes = {"n_users": 10**7, "n_items": 10**7, "n_interactions": 12 * 10**7}
+    plan = partial(eq.plan, **sizes, engine="neighbourhood", neighbours=100)
+    monkeypatch.setattr("equipoise.solve.planning.free_disk", lambda _: 10**12)
+    with limited(4):
+        wide, narrow = plan(memory="100GB"), plan(memory="20GB")
+        on_disk = plan(memory="100GB", scratch=tmp_path)
+    assert (wide.disk_bytes, wide.audit_threads) == (0, 2)
+    assert (narrow.disk_bytes, narrow.audit_threads) == (on_disk.disk_bytes, 1)
+    assert on_disk.audit_threads == 2
+    assert narrow.fits
+    assert narrow.peak_bytes < on_disk.peak_bytes < wide.peak_bytes
+    assert narrow.disk_bytes == 10**7 * (300 + 100) * 8
+    # a fit within such a plan has the same bits
+    near: dict[str, Any] = {"engine": "neighbourhood", "neighbours": 9}
+    with limited(2):
+        least = eq.plan(synthetic, **near, memory=1).peak_bytes
+        plans = [eq.plan(synthetic, **near, memory=size) for size in (10 * least, least)]
+        fits = [
+            eq.EASE(l2=5.0).fit(synthetic, **near, memory=size) for size in (10 * least, least)
+        ]
+    assert [found.audit_threads for found in plans] == [2, 1]
+    assert_same_bits(fits[0].inverse_, fits[1].inverse_)
+    assert fits[0].audit_ == fits[1].audit_
+    assert type(fits[1].inverse_.data) is np.ndarray
 
 
 def test_too_little_memory_is_an_error_with_the_number_that_fits(synthetic: Interactions) -> None:

@@ -1,13 +1,18 @@
 """The neighbourhood engine on the workers: sum A in strips of items, then solve for targets.
 
 The rows of A = X^T W X + L of a strip of items are summed over chunks of users and cut to their
-strongest entries at the end. These entries of all items, up to 3 K numbers for each, go to every
-worker, which solves for its share of the targets. The kernels are those of `solve.neighbourhood`,
-and so are the weights.
+strongest entries at the end. Where the entries of all items, up to 3 K numbers for each, fit into
+the memory of a worker, they go to every worker, which solves for its share of the targets. Where
+they do not, they stay with the workers that made them: the supports of a group of targets go from
+strip to strip and collect the entries of their systems, which are then solved. So the memory of a
+worker has a limit however many items there are, except for a few vectors over the items.
+
+The kernels are those of `solve.neighbourhood`, and so are the weights, bit for bit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,7 +22,15 @@ import scipy.sparse as sp
 
 from equipoise.cluster.partitioned import offsets_of
 from equipoise.cluster.spread import Spread, stack
-from equipoise.cluster.workers import Throttle, fetch, send, smallest_memory, submit, task
+from equipoise.cluster.workers import (
+    FAN_IN,
+    Throttle,
+    run_in_order,
+    send,
+    smallest_memory,
+    submit,
+    task,
+)
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import Csr, segments
 from equipoise.errors import TooBigError
@@ -31,20 +44,26 @@ from equipoise.solve.neighbourhood import (
     Columns,
     Lists,
     Numbering,
+    Supports,
     System,
     columns_of,
     solved_targets,
     strongest_entries,
     supports_of,
 )
+from equipoise.solve.small_systems import gather_entries, solve_gathered
 
 Vector = npt.NDArray[np.float64]
 Span = tuple[int, int]
 
 STRIPS = 16  # at least, so that workers share them
 STRIP_ENTRIES = 16_000_000  # entries of A in a strip at most, unless a single row has more
-TARGET_GROUPS = 64  # tasks that share the targets
-SHARE = 0.6  # of a worker's memory that the entries may take
+TARGET_GROUPS = 64  # tasks that share the targets, at least
+SHARE = 0.6  # of a worker's memory that the entries of all items may take,
+PART = 0.05  # and that a few strips, or the systems of a group of targets, may take
+NUMBER_BYTES = 120  # for each item: its number, penalty and diagonal, and vectors of a sum
+EXACT = 2.0**53  # whole numbers below it are added exactly
+COPIES = 3  # of gathered entries: by strip, together, and on their way
 
 
 class NeighbourhoodSolver:
@@ -64,54 +83,145 @@ class NeighbourhoodSolver:
     def solve(self, user_weights: Any, penalty: Vector, feature_weight: float = 0.0) -> Solved:
         """Return the columns of P, audited against exact ones."""
         user_weights = self.spread.weights(user_weights, feature_weight)
-        n_items, n_entries = self.spread.shape[1], ROW_ENTRIES * self.neighbours
-        bytes_per_entry = 4 + np.dtype(self.dtype).itemsize
-        needed = n_items * min(self.neighbours + n_entries, n_items) * bytes_per_entry
+        sums = self.spread.item_sums(user_weights)
+        numbers = _number_items(sums, penalty)
+        sizes = np.minimum(numbers.partners, (1 + ROW_ENTRIES) * self.neighbours)
+        sizes *= 4 + np.dtype(self.dtype).itemsize
         memory = smallest_memory(self.client)
+        in_one_pass = sizes.sum() <= SHARE * memory
+        n_targets = 0 if in_one_pass else self._group_size(memory)
+        sent_numbers = send(self.client, numbers)
+        chunks = self.spread.map_chunks(make_chunk, user_weights, numbers.rank)
+        spans = _strip_spans(numbers.partners)
+        is_whole = all(run_in_order(self.client, _each(has_whole_values, chunks)))
+        is_exact = is_whole and float(sums[2].max(initial=0)) < EXACT
+        strips = self._sum_strips(chunks, sent_numbers, numbers, spans, is_exact)
+        del chunks
+        lengths = np.concatenate(list(run_in_order(self.client, _each(row_lengths, strips))))
+        if in_one_pass:
+            targets = _shares(numbers.names)
+            lists = submit(self.client, join_strips, strips)
+            calls = self._solve_together(lists, sent_numbers, targets)
+        else:
+            spans, strips = self._join_some(spans, strips, sizes, PART * memory)
+            targets = _groups(spans, numbers.names, n_targets)
+            calls = self._solve_in_passes(spans, strips, sent_numbers, targets)
+        del strips
+        support_sizes = _support_sizes(lengths, self.neighbours)
+        groups = run_in_order(self.client, calls)
+        matrix, diagonal = _join_columns(groups, targets, support_sizes, numbers.names, self.dtype)
+        columns = columns_of(matrix, diagonal, self.neighbours)
+        del matrix
+        audit = _Audit(columns, self.spread, user_weights, numbers, sums[0])
+        residual = audit.residual()
+        columns.audit.update(audit.agreement())
+        return Solved(columns, columns.diagonal(), residual)
+
+    def _group_size(self, memory: float) -> int:
+        """Return how many targets are solved together; raise where a worker has too little."""
+        n_items, itemsize = self.spread.shape[1], np.dtype(self.dtype).itemsize
+        pairs = (self.neighbours + 1) ** 2  # in both of their rows, where these are equally strong
+        target = 4 * self.neighbours + COPIES * pairs * (4 + itemsize)
+        needed = NUMBER_BYTES * n_items + target
         if needed > SHARE * memory:
             raise TooBigError(
                 f"{n_items:,} items with {self.neighbours:,} neighbours need {gigabytes(needed)} "
                 f"on each worker and one has {gigabytes(memory)}; take fewer neighbours, or "
                 "workers with more memory"
             )
-        sums = self.spread.item_sums(user_weights)
-        numbers = _number_items(sums, penalty)
-        sent_numbers = send(self.client, numbers)
-        chunks = self.spread.map_chunks(make_chunk, user_weights, numbers.rank)
-        strips = self._sum_strips(chunks, sent_numbers, numbers, n_entries)
-        lists = submit(self.client, join_strips, strips)
-        del strips, chunks
-        n_groups = min(TARGET_GROUPS, n_items)
-        solving = (n_groups, self.neighbours, self.dtype)
-        groups = [
-            submit(self.client, solve_targets, lists, sent_numbers, group, *solving)
-            for group in range(n_groups)
-        ]
-        matrix, diagonal = _join_columns(fetch(self.client, groups), numbers.names)
-        columns = columns_of(matrix, diagonal, self.neighbours)
-        audit = _Audit(columns, self.spread, user_weights, numbers, sums[0])
-        residual = audit.residual()
-        columns.audit.update(audit.agreement())
-        return Solved(columns, columns.diagonal(), residual)
+        return min(max(int(PART * memory) // target, 1), -(-n_items // TARGET_GROUPS))
+
+    def _solve_together(
+        self, lists: Any, sent_numbers: Any, targets: list[Positions]
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield calls that solve for the targets from the entries of all items."""
+        for number in range(len(targets)):
+            solving = (number, len(targets), self.neighbours, self.dtype)
+            yield solve_targets, lists, sent_numbers, *solving
+
+    def _solve_in_passes(
+        self, spans: list[Span], strips: list[Any], sent_numbers: Any, targets: list[Positions]
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield calls that solve for groups of targets from entries of one strip after another."""
+        n_items, starts = self.spread.shape[1], [low for low, _ in spans]
+        for group in targets:
+            home = int(np.searchsorted(starts, int(group.min()), "right")) - 1
+            here = strips[home], spans[home], group
+            supports = submit(self.client, supports_in, *here, self.neighbours, n_items)
+            gathered = [
+                submit(self.client, gather, strip, span, group, supports, self.neighbours + 1)
+                for strip, span in zip(strips, spans, strict=True)
+            ]
+            yield solve_group, gathered, group, supports, sent_numbers, self.neighbours, self.dtype
+
+    def _join_some(
+        self, spans: list[Span], strips: list[Any], sizes: npt.NDArray[np.int64], limit: float
+    ) -> tuple[list[Span], list[Any]]:
+        """Join neighbouring strips up to a limit, so that there are few tasks for each group."""
+        joined_spans, joined = [], []
+        first, filled = 0, 0
+        for number, (low, high) in enumerate(spans):
+            size = int(sizes[low:high].sum())
+            if number > first and filled + size > limit:
+                joined_spans.append((spans[first][0], low))
+                joined.append(submit(self.client, join_strips, strips[first:number]))
+                first, filled = number, 0
+            filled += size
+        joined_spans.append((spans[first][0], spans[-1][1]))
+        joined.append(submit(self.client, join_strips, strips[first:]))
+        return joined_spans, joined
 
     def _sum_strips(
-        self, chunks: list[Any], sent_numbers: Any, numbers: Numbering, n_entries: int
+        self,
+        chunks: list[Any],
+        sent_numbers: Any,
+        numbers: Numbering,
+        spans: list[Span],
+        is_exact: bool,
     ) -> list[Any]:
-        """Return the strongest entries of strips of rows; a worker has a few strips at a time."""
+        """Return the strongest entries of strips of rows; a worker has a few strips at a time.
+
+        Exact sums are the same in any order and form a tree; others follow the order of the users,
+        as on one machine.
+        """
         n_items = len(numbers.names)
+        complete = self.neighbours, ROW_ENTRIES * self.neighbours, self.dtype
+        partial = n_items, n_items, "float64"
         throttle, strips = Throttle(self.client), []
-        for span in _strip_spans(numbers.partners):
-            rows = None
-            for number, chunk in enumerate(chunks):
-                last = number == len(chunks) - 1
-                limits = (self.neighbours, n_entries) if last else (n_items, n_items)
-                dtype = self.dtype if last else "float64"
-                rows = submit(
-                    self.client, add_rows, rows, chunk, sent_numbers, span, limits, dtype
-                )
+        for span in spans:
+
+            def add(earlier: list[Any], chunk: Any, is_last: bool, span: Span = span) -> Any:
+                limits = complete if is_last else partial
+                return submit(self.client, add_rows, earlier, chunk, sent_numbers, span, limits)
+
+            rows = add_in_tree(add, chunks) if is_exact else add_in_chain(add, chunks)
             throttle.add(rows)
             strips.append(rows)
         return strips
+
+
+def add_in_chain(add: Callable[[list[Any], Any, bool], Any], chunks: list[Any]) -> Any:
+    """Return the sum over all chunks, each added to those before it."""
+    rows: list[Any] = []
+    for number, chunk in enumerate(chunks):
+        rows = [add(rows, chunk, number == len(chunks) - 1)]
+    return rows[0]
+
+
+def add_in_tree(add: Callable[[list[Any], Any, bool], Any], chunks: list[Any]) -> Any:
+    """Return the sum over all chunks, a few of them at a time in a tree of fixed shape.
+
+    A group of chunks is summed before the next group starts, so that few sums wait in memory.
+    """
+
+    def summed(part: list[Any], is_last: bool) -> Any:
+        if len(part) == 1:
+            return add([], part[0], is_last)
+        step = -(-len(part) // FAN_IN)
+        groups = [part[first : first + step] for first in range(0, len(part), step)]
+        return add([summed(group, False) for group in groups], None, is_last)
+
+    return summed(chunks, True)
 
 
 def _number_items(sums: Vector, penalty: Vector) -> Numbering:
@@ -132,19 +242,51 @@ def _strip_spans(partners: Offsets) -> list[Span]:
     return list(pairwise([*starts.tolist(), len(partners)]))
 
 
-def _join_columns(groups: list[tuple[Any, Any, Any, Any]], names: Positions) -> tuple[Any, Vector]:
-    """Return the columns of all targets as a CSC matrix, and its diagonal."""
-    n_items, n_groups = len(names), len(groups)
-    targets = [np.sort(names[number::n_groups]) for number in range(n_groups)]
+def _each(function: Any, futures: list[Any]) -> Iterator[tuple[Any, ...]]:
+    return ((function, future) for future in futures)
+
+
+def _shares(names: Positions) -> list[Positions]:
+    """Return the targets of each task of one pass."""
+    n_groups, n_items = min(TARGET_GROUPS, len(names)), len(names)
+    shares = (np.arange(first, n_items, n_groups, dtype=np.int32) for first in range(n_groups))
+    return [share[np.argsort(names[share])] for share in shares]
+
+
+def _groups(spans: list[Span], names: Positions, size: int) -> list[Positions]:
+    """Return groups of targets of a size, each of one strip and in the order of the columns."""
+    groups = []
+    for low, high in spans:
+        for first in range(low, high, size):
+            group = np.arange(first, min(first + size, high), dtype=np.int32)
+            groups.append(group[np.argsort(names[group])])
+    return groups
+
+
+def _support_sizes(lengths: Positions, neighbours: int) -> npt.NDArray[np.int64]:
+    """Return the number of items in each support without the target, as in `supports_of`."""
+    if neighbours < len(lengths) - 1:
+        return np.minimum(lengths, neighbours).astype(np.int64)
+    return np.full(len(lengths), len(lengths) - 1, np.int64)
+
+
+def _join_columns(
+    groups: Iterator[tuple[Any, Any, Any]],
+    targets: list[Positions],
+    support_sizes: npt.NDArray[np.int64],
+    names: Positions,
+    dtype: str,
+) -> tuple[Any, Vector]:
+    """Return the columns of all targets as a CSC matrix, and its diagonal; a group at a time."""
+    n_items = len(names)
     sizes, diagonal = np.zeros(n_items, np.int64), np.zeros(n_items)
-    for items, group in zip(targets, groups, strict=True):
-        sizes[items], diagonal[items] = group[2], group[3]
+    sizes[names] = support_sizes
     offsets = offsets_of(sizes)
-    values = np.empty(offsets[-1], groups[0][0].dtype)
-    indices = np.empty(offsets[-1], np.int32)
-    for items, group in zip(targets, groups, strict=True):
-        places, _ = segments(offsets[items], group[2])
-        values[places], indices[places] = group[0], group[1]
+    values, indices = np.empty(offsets[-1], dtype), np.empty(offsets[-1], np.int32)
+    for group, (group_values, sources, group_diagonal) in zip(targets, groups, strict=True):
+        items = names[group]
+        places, _ = segments(offsets[items], sizes[items])
+        values[places], indices[places], diagonal[items] = group_values, sources, group_diagonal
     return sp.csc_array((values, indices, offsets), shape=(n_items, n_items)), diagonal
 
 
@@ -194,59 +336,81 @@ def make_chunk(blocks: list[Csr], user_weights: Vector, rank: Positions) -> Chun
 
 
 @task
-def add_rows(
-    before: Lists | None, chunk: Chunk, numbers: Numbering, span: Span, limits: Span, dtype: str
-) -> Lists:
-    """Add the users of a chunk to the rows of a strip, and cut these to their strongest entries.
+def has_whole_values(chunk: Chunk) -> bool:
+    """Return whether all values and all weights of users are whole numbers."""
+    return all(bool((part == np.rint(part)).all()) for part in (chunk.users[2], chunk.weights))
 
-    `limits` are the number of neighbours, which come first, and of all entries to keep.
+
+@task
+def add_rows(
+    earlier: list[Lists],
+    chunk: Chunk | None,
+    numbers: Numbering,
+    span: Span,
+    limits: tuple[int, int, str],
+) -> Lists:
+    """Add sums of the rows of a strip and the users of a chunk; keep their strongest entries.
+
+    `limits` are the number of neighbours, which come first, that of all entries to keep, and the
+    type of the numbers.
     """
     low, high = span
-    system = _strip_system(before, chunk, numbers, span)
+    system = _strip_system(earlier, chunk, numbers, span)
     items = np.arange(low, high, dtype=np.int32)
-    lists = strongest_entries(system, items, *limits, dtype, Journal())
-    lengths, n_foreign = lists.lengths[low:high].copy(), lists.n_foreign[low:high]
+    lists = strongest_entries(system, items, *limits, Journal())
+    lengths, n_foreign = lists.lengths[low:high].copy(), lists.n_foreign[low:high].copy()
     places, starts = segments(lists.starts[low:high], lengths)
     return Lists(starts, lengths, n_foreign, lists.items[places], lists.values[places])
 
 
-def _strip_system(before: Lists | None, chunk: Chunk, numbers: Numbering, span: Span) -> System:
+def _strip_system(
+    earlier: list[Lists], chunk: Chunk | None, numbers: Numbering, span: Span
+) -> System:
     """Return the system of a strip of items and a chunk of users.
 
-    Earlier sums continue: each item's row of `before` enters as one more user of weight 1, who
-    comes first in its column.
+    Earlier sums continue: each item's rows of them enter as more users of weight 1, who come first
+    in its column.
     """
     low, high = span
-    starts, column_users, column_values = chunk.items
-    begin, end = starts[low], starts[high]
-    edges = starts[low : high + 1] - begin
-    strip_users, strip_values = column_users[begin:end], column_values[begin:end]
-    users, weights = chunk.users, chunk.weights
-    if before is not None:
-        size, n_users = high - low, len(weights)
-        offsets, indices, values = users
-        ends = offsets[-1] + np.cumsum(before.lengths, dtype=np.int64)
-        users = (
-            np.concatenate([offsets, ends]),
-            np.concatenate([indices, before.items]),
-            np.concatenate([values.astype(np.float64), before.values]),
-        )
-        extra_users = n_users + np.arange(size, dtype=np.int32)
-        strip_users = np.insert(strip_users, edges[:-1], extra_users)
-        strip_values = np.insert(strip_values, edges[:-1], 1)
-        weights = np.concatenate([weights, np.ones(size)])
-        edges = edges + np.arange(size + 1)
-    columns = np.zeros(len(starts), np.int64)
+    size, n_items = high - low, len(numbers.names)
+    edges, weights = np.zeros(size + 1, np.int64), np.zeros(0)
+    offsets, users, values = [np.zeros(1, np.int64)], [], []
+    column_users, column_values = np.zeros(0, np.int32), np.zeros(0)
+    if chunk is not None:
+        starts, column_users, column_values = chunk.items
+        begin, end = starts[low], starts[high]
+        edges = starts[low : high + 1] - begin
+        column_users, column_values = column_users[begin:end], column_values[begin:end]
+        offsets, weights = [chunk.users[0]], chunk.weights
+        users, values = [chunk.users[1]], [chunk.users[2]]
+    if earlier:
+        n_parts, n_users = len(earlier), len(weights)
+        for part in earlier:
+            offsets.append(offsets[-1][-1] + np.cumsum(part.lengths, dtype=np.int64))
+            users.append(part.items)
+            values.append(part.values)
+        # the rows of an item, in the order of the sums
+        rows = n_users + np.arange(n_parts * size, dtype=np.int32).reshape(n_parts, size).T
+        column_users = np.insert(column_users, np.repeat(edges[:-1], n_parts), rows.ravel())
+        column_values = np.insert(column_values, np.repeat(edges[:-1], n_parts), 1)
+        weights = np.concatenate([weights, np.ones(n_parts * size)])
+        edges = edges + n_parts * np.arange(size + 1)
+    columns = np.zeros(n_items + 1, np.int64)
     columns[low : high + 1] = edges
     return System(
         numbers.names,
         numbers.penalty,
         numbers.diagonal,
         numbers.partners,
-        users=users,
-        items=(columns, strip_users, strip_values),
+        users=(_together(offsets), _together(users), _together(values)),
+        items=(columns, column_users, column_values),
         weights=weights,
     )
+
+
+def _together(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Return arrays as one; a single array is not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 @task
@@ -261,12 +425,76 @@ def join_strips(strips: list[Lists]) -> Lists:
 
 
 @task
+def row_lengths(strip: Lists) -> Positions:
+    """Return the number of entries of each row of a strip."""
+    return strip.lengths
+
+
+@task
 def solve_targets(
     lists: Lists, numbers: Numbering, first: int, step: int, neighbours: int, dtype: str
-) -> tuple[Any, Any, Any, Any]:
-    """Solve for every `step`-th target; return values, sources, sizes and the diagonal."""
+) -> tuple[Any, Any, Any]:
+    """Solve for every `step`-th target; return values, sources and the diagonal."""
     targets = np.arange(first, len(numbers.names), step, dtype=np.int32)
     support = supports_of(lists, neighbours)
     columns, diagonal = solved_targets(numbers, lists, support, targets, dtype, Journal())
-    places = np.sort(numbers.names[targets])
-    return columns.data, columns.indices, np.diff(columns.indptr)[places], diagonal[places]
+    return columns.data, columns.indices, diagonal[np.sort(numbers.names[targets])]
+
+
+@task
+def supports_in(
+    strip: Lists, span: Span, targets: Positions, neighbours: int, n_items: int
+) -> Supports:
+    """Return the supports of targets of a strip, one after the other."""
+    if neighbours >= n_items - 1:
+        others = np.concatenate([np.delete(np.arange(n_items), target) for target in targets])
+        sizes = np.full(len(targets), n_items - 1, np.int32)
+        return Supports(offsets_of(sizes), sizes, others.astype(np.int32))
+    rows = targets - span[0]
+    sizes = np.minimum(strip.lengths[rows], neighbours).astype(np.int32)
+    places, starts = segments(strip.starts[rows], sizes)
+    return Supports(starts, sizes, strip.items[places])
+
+
+class Gathered(NamedTuple):
+    """Entries of the systems of targets: how many of each, their codes, and their values."""
+
+    counts: Offsets
+    codes: npt.NDArray[np.uint32]
+    values: npt.NDArray[Any]
+
+
+@task
+def gather(
+    strip: Lists, span: Span, targets: Positions, supports: Supports, width: int
+) -> Gathered:
+    """Return what the rows of a strip contribute to the systems of these targets."""
+    return Gathered(*gather_entries(tuple(strip), span, tuple(supports), targets, width))
+
+
+@task
+def solve_group(
+    gathered: list[Gathered],
+    targets: Positions,
+    supports: Supports,
+    numbers: Numbering,
+    neighbours: int,
+    dtype: str,
+) -> tuple[Any, Any, Any]:
+    """Solve for targets from the entries of all strips; return values, sources and diagonal."""
+    counts = np.array([part.counts for part in gathered])
+    begins = offsets_of(counts.ravel())[:-1].reshape(counts.shape)
+    codes, values = (
+        np.concatenate([getattr(part, name) for part in gathered]) for name in ("codes", "values")
+    )
+    offsets = offsets_of(supports.lengths)
+    out = (
+        np.empty(offsets[-1], np.int32),
+        np.empty(offsets[-1], dtype),
+        np.empty(len(targets)),
+    )
+    vectors = numbers.diagonal.astype(dtype), numbers.penalty.astype(dtype), numbers.names
+    entries = begins, counts, codes, values
+    solve_gathered(entries, tuple(supports), vectors, targets, neighbours + 1, (offsets, *out))
+    sources, weights, diagonal = out
+    return weights, sources, diagonal

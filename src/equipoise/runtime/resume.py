@@ -180,17 +180,13 @@ class Journal:
         self._arrays[name] = array
         return np.asarray(array)[:size]
 
-    def in_memory(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return an array that stays when the files are removed."""
-        return array if self._folder is None else np.array(array)
-
     def has(self, stage: str, part: int) -> bool:
         """Whether this part is done."""
         return part in self._done.get(stage, ())
 
     def add(self, stage: str, part: int) -> None:
         """Record that a part is done, once its numbers are on the disk."""
-        if self._folder is None:
+        if self._folder is None or self._temporary:
             return
         with self._mutex:
             for array in self._arrays.values():

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.data.matrix import Csr
+from equipoise.data.matrix import Csr, column_counts
 from equipoise.errors import SolveError
 from equipoise.runtime import machine
 from equipoise.runtime.kernels import compiled, prefetch
 from equipoise.solve.neighbourhood import Columns
+from equipoise.solve.sparse import item_sums
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +49,15 @@ class Audit:
     def __init__(
         self, columns: Columns, X: Csr, user_weights: Vector, penalty: Vector, n_targets: int
     ) -> None:
-        counts = np.bincount(X.indices, minlength=X.shape[1])
+        counts = column_counts(X)
         # numbered from the most popular item on, so that most numbers lie close together in memory
         self._names = np.argsort(-counts, kind="stable").astype(np.int32)
         self._rank = np.argsort(self._names).astype(np.int32)
         self._data = X.indptr, self._rank[X.indices], X.data, user_weights
         self._penalty = penalty[self._names]
-        self._diagonal = self._penalty + _squares(*self._data, len(counts))
+        gram, partners = np.zeros(len(counts)), np.zeros(len(counts), np.int64)
+        item_sums(*self._data, gram, partners)
+        self._diagonal = self._penalty + gram
         self.columns, self.X = columns, X
         self.targets = sample_items(counts, n_targets)
 
@@ -207,16 +210,6 @@ def _top(scores: Vector) -> npt.NDArray[np.int64]:
     border = np.partition(scores, -min(LENGTH, len(scores)))[-min(LENGTH, len(scores))]
     best = np.flatnonzero((scores >= border) & (scores > 0))
     return best[np.argsort(-scores[best], kind="stable")[:LENGTH]]
-
-
-@compiled
-def _squares(indptr: Any, indices: Any, values: Any, weights: Any, n_items: int) -> Vector:
-    """Return the diagonal of X^T W X."""
-    total = np.zeros(n_items)
-    for user in range(len(indptr) - 1):
-        for place in range(indptr[user], indptr[user + 1]):
-            total[indices[place]] += weights[user] * np.float64(values[place]) ** 2
-    return total
 
 
 @compiled

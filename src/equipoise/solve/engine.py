@@ -17,6 +17,7 @@ import scipy.sparse as sp
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import Csr
 from equipoise.errors import SettingError, TooBigError
+from equipoise.runtime import machine
 from equipoise.runtime.machine import free_memory, gigabytes
 from equipoise.solve import batched, dense, dual, gpu, neighbourhood, tiled, torch_backend
 from equipoise.solve.audit import TARGETS, Audit
@@ -222,10 +223,11 @@ class Solver:
             progress=options.progress,
             card=None if options.device == "cpu" else options.device,
         )
-        audit = Audit(columns, X, weights, penalty, TARGETS)
-        residual = audit.residual()
-        # a search does not need the slow comparison with exact columns
-        columns = replace(columns, audit={} if self._repeats else audit.agreement())
+        with machine.limited(self.plan.audit_threads):
+            audit = Audit(columns, X, weights, penalty, TARGETS)
+            residual = audit.residual()
+            # a search does not need the slow comparison with exact columns
+            columns = replace(columns, audit={} if self._repeats else audit.agreement())
         return Solved(columns, columns.diagonal(), residual)
 
     def _solve_tiled(self, system: System) -> Solved:

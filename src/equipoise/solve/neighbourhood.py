@@ -8,7 +8,8 @@ entries that could be stored there, so a pair of items is looked up once. Entrie
 stored count as 0, except for the pairs of a target with its own neighbours.
 
 Threads work on stripes of the items. One thread handles each item and each target in a fixed
-order, so the bits depend on neither threads nor stripes.
+order, so the bits depend on neither threads nor stripes. A stripe's entries, and its columns, lie
+side by side, so that files of them are written once and without gaps.
 """
 
 from __future__ import annotations
@@ -24,18 +25,20 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from equipoise.data.matrix import Csr, entry_rows, segments
+from equipoise.data.matrix import Csr, column_counts, segments
 from equipoise.runtime import machine
 from equipoise.runtime.kernels import Offsets, Positions, compiled, prefetch
 from equipoise.runtime.resume import Journal
 from equipoise.solve.batched import Batches
 from equipoise.solve.small_systems import solve_targets
+from equipoise.solve.sparse import Compressed, item_sums, shortened, transposed
 from equipoise.solve.tiled import SolveProgress
 
 Vector = npt.NDArray[np.float64]
 
 ROW_ENTRIES = 2  # stored entries of a row, as a multiple of the neighbours
 STRIPES = 64  # parts that threads take and a journal counts; part of the journal's format
+BLOCK = 8192  # items of a stripe whose entries are collected before they are stored
 SHIFT = 17  # a bucket of sizes: the exponent of a float32 and six bits behind it
 LOWEST = int(np.float32(2.0**-31).view(np.uint32)) >> SHIFT  # all smaller sizes share a bucket
 BUCKETS = 2048
@@ -110,35 +113,35 @@ class Numbering:
 class System(Numbering):
     """A as the kernels read it."""
 
-    users: tuple[Offsets, Positions, npt.NDArray[Any]]  # the rows of X
-    items: tuple[Offsets, Positions, npt.NDArray[Any]]  # and its columns
+    users: Compressed  # the rows of X
+    items: Compressed  # and its columns
     weights: Vector
 
     @classmethod
     def of(cls, X: Csr, user_weights: Vector, penalty: Vector) -> System:
         """Renumber the items of X and convert it to columns as well."""
         n_items = X.shape[1]
-        lengths = np.diff(X.indptr).astype(np.int64)
-        names = np.argsort(-np.bincount(X.indices, minlength=n_items), kind="stable")
-        indices = np.argsort(names).astype(np.int32)[X.indices]
-        columns: Any = sp.csr_array((X.data, indices, X.indptr), X.shape).tocsc()
-        entries = user_weights[entry_rows(X)] * X.data.astype(np.float64) ** 2
-        gram = np.bincount(indices, entries, minlength=n_items)
-        partners = np.bincount(indices, np.repeat(lengths - 1, lengths), minlength=n_items)
+        names = np.argsort(-column_counts(X), kind="stable").astype(np.int32)
+        rank = np.argsort(names).astype(np.int32)
+        users = X.indptr.astype(np.int64), rank[X.indices], shortened(X.data)
+        weights = np.ascontiguousarray(user_weights, np.float64)
+        gram, partners = np.zeros(n_items), np.zeros(n_items, np.int64)
+        item_sums(*users, weights, gram, partners)
         penalty = np.ascontiguousarray(penalty[names], np.float64)
         return cls(
-            names.astype(np.int32),
+            names,
             penalty,
             gram + penalty,
-            partners.astype(np.int64),
-            users=(X.indptr.astype(np.int64), indices, X.data),
-            items=(
-                columns.indptr.astype(np.int64),
-                columns.indices.astype(np.int32, copy=False),
-                columns.data,
-            ),
-            weights=np.ascontiguousarray(user_weights, np.float64),
+            partners,
+            users=users,
+            items=transposed(users, n_items),
+            weights=weights,
         )
+
+    @property
+    def numbering(self) -> Numbering:
+        """The items without X, which takes most of the memory."""
+        return Numbering(self.names, self.penalty, self.diagonal, self.partners)
 
 
 class Lists(NamedTuple):
@@ -189,19 +192,23 @@ def solve(
     neighbours = min(neighbours, max(n_items - 1, 1))
     row_entries = max(ROW_ENTRIES * neighbours if row_entries is None else row_entries, neighbours)
     system = System.of(X, user_weights, penalty)
-    settings = {"neighbours": neighbours, "kept": row_entries, "dtype": dtype}
+    settings = {"neighbours": neighbours, "row_entries": row_entries, "dtype": dtype}
     temporary = on_disk and scratch is None
     with Journal(scratch, {**(problem or {}), **settings}, temporary=temporary) as journal:
         report = _reporter(progress, 2 * STRIPES)
         items = np.arange(n_items, dtype=np.int32)
         lists = strongest_entries(system, items, neighbours, row_entries, dtype, journal, report)
+        numbers = system.numbering
+        del system
         supports = supports_of(lists, neighbours)
         columns, diagonal = solved_targets(
-            system, lists, supports, items, dtype, journal, report, card
+            numbers, lists, supports, items, dtype, journal, report, card
         )
+        del lists, supports
+        result = columns_of(columns, diagonal, neighbours)
+        del columns
         journal.clear()
-    del lists, supports
-    return columns_of(columns, diagonal, neighbours)
+    return result
 
 
 def solve_again(
@@ -271,9 +278,9 @@ def supports_of(lists: Lists, neighbours: int) -> Supports:
 
 def columns_of(columns: Any, diagonal: Vector, neighbours: int) -> Columns:
     """Turn a CSC matrix of columns into the sparse rows that scores are summed from."""
-    rows = columns.tocsr()
-    indices, indptr = rows.indices.astype(np.int32, copy=False), rows.indptr.astype(np.int64)
-    return Columns(rows.data, indices, indptr, diagonal, neighbours)
+    parts = columns.indptr.astype(np.int64), columns.indices, columns.data
+    indptr, indices, data = transposed(parts, columns.shape[0])
+    return Columns(data, indices, indptr, np.array(diagonal), neighbours)
 
 
 def _reporter(
@@ -294,7 +301,7 @@ def _reporter(
 
 def _in_stripes(
     stage: str,
-    task: Callable[[int, int], None],
+    task: Callable[[int], None],
     journal: Journal,
     report: Callable[[], None] | None,
 ) -> None:
@@ -302,7 +309,7 @@ def _in_stripes(
 
     def stripe(number: int) -> None:
         if not journal.has(stage, number):
-            task(number, STRIPES)
+            task(number)
             journal.add(stage, number)
         if report is not None:
             report()
@@ -319,26 +326,33 @@ def strongest_entries(
     journal: Journal,
     report: Callable[[], None] | None = None,
 ) -> Lists:
-    """Return the `row_entries` strongest entries of the rows of these items."""
+    """Return the `row_entries` strongest entries of the rows of these items.
+
+    The rows of a stripe are stored one after the other, behind those of the stripes before it.
+    """
     n_items = len(system.names)
-    room = np.zeros(n_items, np.int64)
-    room[items] = np.minimum(system.partners[items], min(neighbours + row_entries, n_items - 1))
-    starts = np.concatenate([[0], np.cumsum(room)])
-    lists = Lists(
-        starts,
-        journal.array("lengths", n_items, "int32"),
-        journal.array("others", n_items, "int32"),
-        journal.array("items", int(starts[-1]), "int32"),
-        journal.array("values", int(starts[-1]), dtype),
-    )
+    stripes = [items[number::STRIPES] for number in range(STRIPES)]
+    in_order = np.concatenate(stripes)
+    borders = np.cumsum([0, *map(len, stripes)])
+    room = np.minimum(system.partners[in_order], min(neighbours + row_entries, n_items - 1))
+    starts = journal.array("starts", len(items), "int64")
+    lengths = journal.array("lengths", len(items), "int32")
+    n_foreign = journal.array("others", len(items), "int32")
+    stored_items = journal.array("items", int(room.sum()), "int32")
+    stored_values = journal.array("values", int(room.sum()), dtype)
     scale = 1 / np.sqrt(system.diagonal)
-    arrays = system.users, system.items, system.weights, scale, system.names
     # an item is noted once where sums only grow, else at most as often as it is added to
     grows = system.weights.min(initial=1.0) > 0 and system.users[2].min(initial=1.0) > 0
     added = system.partners + np.diff(system.items[0])
     most = n_items if grows else int(added.max(initial=0))
+    stored, lock = 0, Lock()
+    for number in range(STRIPES):
+        if journal.has("lists", number):
+            part = slice(borders[number], borders[number + 1])
+            stored = max(stored, int((starts[part] + lengths[part]).max(initial=0)))
 
-    def stripe(at: int, step: int) -> None:
+    def stripe(number: int) -> None:
+        nonlocal stored
         buffers = (  # from numpy, whose large arrays have large pages: access is random
             np.zeros(2 * n_items),
             np.empty(most + 1, np.int32),
@@ -347,9 +361,41 @@ def strongest_entries(
             np.empty(n_items + 1, np.uint8),
             np.empty(n_items + 1, np.int32),
         )
-        _strongest(*arrays, items, at, step, neighbours, row_entries, buffers, tuple(lists))
+        buffers[0][1::2] = scale  # beside the sum of the item in memory
+        low, high = borders[number], borders[number + 1]
+        for first in range(low, high, BLOCK):
+            block = slice(first, min(first + BLOCK, high))
+            size = int(room[block].sum())
+            rows = starts[block], lengths[block], n_foreign[block]
+            entries = np.empty(size, np.int32), np.empty(size, dtype)
+            used = _strongest(
+                system.users,
+                system.items,
+                system.weights,
+                system.names,
+                in_order[block],
+                neighbours,
+                row_entries,
+                buffers,
+                (*rows, *entries),
+            )
+            with lock:
+                place, stored = stored, stored + used
+            starts[block] += place
+            stored_items[place : place + used] = entries[0][:used]
+            stored_values[place : place + used] = entries[1][:used]
 
     _in_stripes("lists", stripe, journal, report)
+    lists = Lists(
+        np.zeros(n_items + 1, np.int64),
+        np.zeros(n_items, np.int32),
+        np.zeros(n_items, np.int32),
+        stored_items[:stored],
+        stored_values[:stored],
+    )
+    lists.starts[in_order] = starts
+    lists.lengths[in_order] = lengths
+    lists.n_foreign[in_order] = n_foreign
     return lists
 
 
@@ -365,7 +411,7 @@ def solved_targets(
 ) -> tuple[Any, Vector]:
     """Return the columns of these targets as a CSC matrix without the diagonal, and the diagonal.
 
-    The columns of all other items are empty.
+    The columns of all other items are empty. The arrays may be files of the journal.
     """
     n_items = len(system.names)
     sizes = np.zeros(n_items, np.int64)
@@ -379,12 +425,14 @@ def solved_targets(
     vectors = system.diagonal.astype(dtype), system.penalty.astype(dtype)
     arrays = tuple(lists), tuple(supports), (*vectors, system.names)
     out = offsets, indices, values, diagonal
+    # in the order of the columns: a stripe writes to one place
+    stripes = np.array_split(targets[np.argsort(system.names[targets])], STRIPES)
 
-    def solve_singly(at: int, step: int, stripe: Positions = targets) -> None:
-        solve_targets(*arrays, stripe, at, step, widest, longest, out)
+    def solve_singly(number: int) -> None:
+        solve_targets(*arrays, stripes[number], widest, longest, out)
 
-    def solve_in_batches(at: int, step: int) -> None:
-        stripe = targets[at::step]
+    def solve_in_batches(number: int) -> None:
+        stripe = stripes[number]
         for batch in np.split(stripe, range(batch_size, len(stripe), batch_size)):
             solution, diagonal_part, is_solved = batches.solve(batch, *supports)
             names = system.names[batch]
@@ -392,7 +440,7 @@ def solved_targets(
             places, _ = segments(offsets[names], sizes[names])
             indices[places], values[places] = system.names[supports.items[sources]], solution
             diagonal[names] = diagonal_part
-            solve_singly(0, 1, batch[~is_solved])
+            solve_targets(*arrays, batch[~is_solved], widest, longest, out)
 
     if card is None:
         _in_stripes("columns", solve_singly, journal, report)
@@ -401,7 +449,6 @@ def solved_targets(
         batch_size = batches.size(widest)
         with machine.limited(1):
             _in_stripes("columns", solve_in_batches, journal, report)
-    values, indices, diagonal = (journal.in_memory(part) for part in (values, indices, diagonal))
     return _unchecked(sp.csc_array, values, indices, offsets, (n_items, n_items)), diagonal
 
 
@@ -457,36 +504,38 @@ def _strongest(
     users: Any,
     columns: Any,
     weights: Any,
-    scale: Any,
     names: Any,
     items: Any,
-    first: int,
-    step: int,
     neighbours: int,
     row_entries: int,
     buffers: Any,
     lists: Any,
-) -> None:
-    """Sum the rows items[first], items[first + step], ... of A; store their strongest entries."""
+) -> Any:
+    """Sum the rows of A of these items and store their strongest entries side by side.
+
+    Return how many there are.
+    """
     indptr, indices, values = users
     column_start, column_user, column_value = columns
     cells, touched, size, sums, owned, places = buffers
     starts, lengths, list_n_foreign, list_items, list_values = lists
     # unlike in `cooccurrence`, two limits share a count and sizes are never negative
-    cells[1::2] = scale  # beside the sum of the item in memory
+    step = np.int64(len(values) > 1)  # 0 where all values are the same
+    column_step = np.int64(len(column_value) > 1)
+    stored = 0
     bits = size.view(np.uint32)
     counts = np.empty((2, BUCKETS), np.int32)  # of entries of other rows, and of this one
-    for at in range(first, len(items), step):
+    for at in range(len(items)):
         j = items[at]
         n_touched, end = 0, column_start[j + 1]
         for entry in range(column_start[j], end):
             later = indptr[column_user[min(entry + AHEAD, end - 1)]]
             prefetch(indices, later)
-            prefetch(values, later)
+            prefetch(values, later * step)
             after = column_user[min(entry + 1, end - 1)]
             for place in range(indptr[after], min(indptr[after] + NEXT, indptr[after + 1])):
                 prefetch(cells, 2 * indices[place])
-            user, value = column_user[entry], np.float64(column_value[entry])
+            user, value = column_user[entry], np.float64(column_value[entry * column_step])
             weight, last = weights[user], indptr[user + 1] - 1
             for place in range(indptr[user], last + 1):
                 prefetch(cells, 2 * indices[min(place + NEXT, last)])
@@ -494,7 +543,7 @@ def _strongest(
                 touched[n_touched] = i
                 # an item whose sum returns to 0 is noted twice; the second reading is 0
                 n_touched += cells[2 * i] == 0
-                cells[2 * i] += weight * (value * values[place])
+                cells[2 * i] += weight * (value * values[place * step])
         cells[2 * j] = 0.0
         counts[:] = 0
         n_nonzero, own_scale = 0, cells[2 * j + 1]
@@ -520,13 +569,13 @@ def _strongest(
         owned_places = places[first_owned:end_owned]
         nearest = _last(bits, touched, names, places[:end_owned], near, above_near, neighbours)
         least = _last(bits, touched, names, owned_places, last, above_last, row_entries)
-        place = starts[j]
+        place = starts[at] = stored
         for x in places[:first_owned]:
             if _strong(bits[x], names, touched[x], nearest):
                 list_items[place], list_values[place] = touched[x], sums[x]
                 place += 1
-        list_n_foreign[j] = place - starts[j]
-        later = starts[j] + min(neighbours, n_nonzero)
+        list_n_foreign[at] = place - stored
+        later = stored + min(neighbours, n_nonzero)
         for x in owned_places:
             if _strong(bits[x], names, touched[x], nearest):
                 list_items[place], list_values[place] = touched[x], sums[x]
@@ -534,4 +583,6 @@ def _strongest(
             elif _strong(bits[x], names, touched[x], least):
                 list_items[later], list_values[later] = touched[x], sums[x]
                 later += 1
-        lengths[j] = later - starts[j]
+        lengths[at] = later - stored
+        stored = later
+    return stored

@@ -47,6 +47,11 @@ LOOKUP = 70  # for an entry that is looked up,
 PAIR = 2700  # for a pair of items of a user of average length (long histories count more),
 CHECK = 32_000  # for an interaction in the exact columns of the audit
 ROUNDS = 10  # of conjugate gradients
+AUDITS = 2  # groups of targets that are checked at a time,
+AUDIT_BYTES = 48 * 8  # and the memory of a group for each item
+NEAR_PAIR_BYTES = 24  # the interactions, those of numbered items in rows and in columns,
+NEAR_ITEM_BYTES = 160  # and vectors over the items
+NEAR_USER_BYTES = 48  # and over the users
 SPARSE = 8  # operations for a product with an interaction
 PROBE_ITEMS = 2560  # a solve of this size takes about a quarter of a second on two cores
 
@@ -124,6 +129,7 @@ class Cost:
     moved_bytes: int = 0
     tile_rows: int = 0
     neighbours: int = 0
+    audit_threads: int = 0
     flops: float | None = None
 
 
@@ -175,12 +181,18 @@ def tiled_cost(size: Size, budget: int) -> Cost:
 
 
 def neighbourhood_cost(
-    size: Size, neighbours: int, *, on_disk: bool = False, on_card: bool = False
+    size: Size,
+    neighbours: int,
+    *,
+    on_disk: bool = False,
+    on_card: bool = False,
+    one_audit: bool = False,
 ) -> Cost:
-    """Return the cost of the strongest entries of A, in memory or on disk, and of P twice.
+    """Return the cost of the strongest entries of A and of P, in memory or on disk, and of P.
 
-    The entries are freed before the columns are turned into rows and before the result is checked.
-    On a GPU the systems take no time beside the rows of A, which the processor sums.
+    The entries are freed before the columns are turned into rows and before the result is checked,
+    with `one_audit` on one thread. The rows of P are always in memory. On a GPU the systems take
+    no time beside the rows of A, which the processor sums.
     """
     n, pair = size.n_items, 4 + size.itemsize
     neighbours = min(neighbours, max(n - 1, 1))
@@ -189,16 +201,20 @@ def neighbourhood_cost(
     entries, columns = n * room * pair, n * neighbours * pair
     threads = machine.count()
     solving = (0 if on_disk else entries + columns) + (28 + size.itemsize) * n * threads
-    checking = columns + n * neighbours + 4 * size.n_interactions + 8 * 48 * n * min(threads, 2)
-    work = max(solving, 2 * columns, checking, columns + size.companion_bytes)
+    turning = columns if on_disk else 2 * columns
+    checks = 1 if one_audit else min(threads, AUDITS)
+    checking = columns + n * neighbours + 4 * size.n_interactions + AUDIT_BYTES * n * checks
+    work = max(solving, turning, checking, columns + size.companion_bytes)
     per_target = 2.0 * ROUNDS * (neighbours + 1) ** 2 + LOOKUP * neighbours * row_entries
     per_target = 0.0 if on_card else per_target
     pairs = PAIR * size.n_interactions**2 / size.n_users + CHECK * size.n_interactions
+    data = NEAR_PAIR_BYTES * size.n_interactions + NEAR_ITEM_BYTES * n
     return Cost(
-        peak_bytes=work + size.data_bytes,
+        peak_bytes=work + data + NEAR_USER_BYTES * size.n_users,
         speed=NEAR_SPEED,
         disk_bytes=entries + columns if on_disk else 0,
         neighbours=neighbours,
+        audit_threads=checks,
         flops=n * per_target + pairs + size.companion_flops,
     )
 
@@ -233,6 +249,8 @@ class Plan:
         Advice on what would fit instead; empty if this fits.
     speed, moved_bytes
         Share of the machine's rate that the engine reaches, and bytes read and written on disk.
+    audit_threads
+        Threads that check a neighbourhood solve: one where memory is short.
     """
 
     engine: str
@@ -249,6 +267,7 @@ class Plan:
     nearest: str = ""
     speed: float = field(default=1.0, repr=False)
     moved_bytes: int = field(default=0, repr=False)
+    audit_threads: int = field(default=0, repr=False)
 
     @cached_property
     def seconds(self) -> float:
@@ -439,19 +458,22 @@ def _near(
     scratch: str | os.PathLike[str] | None,
     device: str = "cpu",
 ) -> Plan:
-    """Plan the neighbourhood engine; its entries of A are on disk where memory is short.
+    """Plan the neighbourhood engine; where memory is short, its entries of A are on disk.
 
-    Memory is that of the machine, also where a GPU solves the systems.
+    If that is not enough, its result is checked on one thread. Memory is that of the machine, also
+    where a GPU solves the systems.
     """
     free = free_disk(scratch)
 
-    def with_entries(number: int, on_disk: bool) -> Plan:
-        cost = neighbourhood_cost(size, number, on_disk=on_disk, on_card=device != "cpu")
+    def with_entries(number: int, **ways: bool) -> Plan:
+        cost = neighbourhood_cost(size, number, on_card=device != "cpu", **ways)
         return _plan("neighbourhood", size, cost, budget, disk_free_bytes=free, device=device)
 
     def best(number: int) -> Plan:
-        in_memory = with_entries(number, on_disk=False)
-        return in_memory if in_memory.fits and scratch is None else with_entries(number, True)
+        plan = with_entries(number)
+        if not plan.fits or scratch is not None:
+            plan = with_entries(number, on_disk=True)
+        return plan if plan.fits else with_entries(number, on_disk=True, one_audit=True)
 
     def largest(seconds: float = math.inf) -> int:
         """Return the most neighbours that fit into memory and time; 0 for none."""

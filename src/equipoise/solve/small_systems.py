@@ -16,6 +16,7 @@ from equipoise.runtime.kernels import compiled, prefetch, reordered
 SLOTS = 1 << 14  # of the hash map from items to places in a support; a byte each fits the L1 cache
 AHEAD = 4  # rows that are prefetched
 LINE = 16  # positions in a cache line
+ROOM = 1 << 16  # entries that are gathered before the arrays are enlarged
 MOST_STEPS = 40  # of conjugate gradients; factoring 100 items takes as long as 120 steps
 
 
@@ -25,13 +26,11 @@ def solve_targets(
     supports: Any,
     item_vectors: Any,
     targets: Any,
-    first: int,
-    step: int,
     widest: int,
     longest: int,
     out: Any,
 ) -> None:
-    """Solve A_NN x = e_j for the targets first, first + step, ..., the target last in its N.
+    """Solve A_NN x = e_j for each target j, which comes last in its N.
 
     All entries of the target's own row count; of other rows those after the first `n_foreign`.
     """
@@ -49,9 +48,8 @@ def solve_targets(
     near = np.zeros(SLOTS, np.uint8)  # whether a slot has members at all
     slot = np.full(SLOTS, -1, np.int32)  # its last member, a place in N
     chain = np.empty(widest, np.int32)  # the member before it
-    hits = np.empty(longest + 1, np.int32)
-    for at in range(first, len(targets), step):
-        j = targets[at]
+    hits = np.empty((2, longest + 1), np.int32)
+    for j in targets:
         size = support_lengths[j] + 1
         N[size - 1] = j
         for place in range(size - 1):
@@ -70,28 +68,142 @@ def solve_targets(
         for place in range(size):
             if place + AHEAD < size:
                 _prefetch_row(list_items, list_values, begins[place + AHEAD], ends[place + AHEAD])
-            n_hits, start = 0, begins[place]
-            for at_entry in range(ends[place] - start):
-                hits[n_hits] = at_entry  # without a branch: most items are in no slot
-                n_hits += near[list_items[start + at_entry] & (SLOTS - 1)]
+            start = begins[place]
+            n_hits = _in_support(list_items[start : ends[place]], N, near, slot, chain, hits)
             for hit in range(n_hits):
-                entry = start + hits[hit]
-                item = list_items[entry]
-                other = slot[item & (SLOTS - 1)]
-                while other >= 0 and N[other] != item:
-                    other = chain[other]
-                if other >= 0:
-                    A[place, other] = A[other, place] = list_values[entry]
+                entry, other = start + hits[0, hit], hits[1, hit]
+                A[place, other] = A[other, place] = list_values[entry]
         for place in range(size):
             here = N[place] & (SLOTS - 1)
             near[here], slot[here] = 0, -1
-        if not _by_gradients(A, size, lower_bounds, vectors):
-            _factor(A, size, lower_bounds)
-            _last_column(A, size, x)
+        _solve_last(A, size, lower_bounds, vectors)
         offset = offsets[names[j]]
         for place in range(size - 1):
             out_items[offset + place], out_values[offset + place] = names[N[place]], x[place]
         out_diagonal[names[j]] = x[size - 1]
+
+
+@compiled
+def gather_entries(lists: Any, span: Any, supports: Any, targets: Any, width: int) -> Any:
+    """Return what a strip of rows, `span`, contributes to the systems of these targets.
+
+    Support number t is that of targets[t]. Entry (place, other) of its system has the code
+    place * width + other. Returns the number of entries of each target, their codes and values.
+    """
+    starts, lengths, n_foreign, list_items, list_values = lists
+    support_starts, support_lengths, support_items = supports
+    low, high = span
+    N, chain = np.empty(width, np.int32), np.empty(width, np.int32)
+    near, slot = np.zeros(SLOTS, np.uint8), np.full(SLOTS, -1, np.int32)
+    hits = np.empty((2, np.max(lengths) + 1), np.int32)
+    rows = np.empty(width, np.int32)  # places of the members whose rows are here
+    counts = np.zeros(len(targets), np.int64)
+    codes = np.empty(ROOM, np.uint32)
+    values = np.empty(ROOM, list_values.dtype)
+    gathered = 0
+    for t in range(len(targets)):
+        size, n_rows, before = support_lengths[t] + 1, 0, gathered
+        for place in range(size):
+            is_target = place == size - 1
+            N[place] = targets[t] if is_target else support_items[support_starts[t] + place]
+            rows[n_rows] = place
+            n_rows += low <= N[place] < high
+        for place in range(size if n_rows > 0 else 0):
+            here = N[place] & (SLOTS - 1)
+            near[here] = 1
+            chain[place], slot[here] = slot[here], place
+        for at in range(n_rows):
+            place = rows[at]
+            row = N[place] - low
+            start, end = starts[row], starts[row] + lengths[row]
+            start += n_foreign[row] if place < size - 1 else 0
+            if at + 1 < n_rows:
+                later = N[rows[at + 1]] - low
+                begin = starts[later]
+                _prefetch_row(list_items, list_values, begin, begin + lengths[later])
+            n_hits = _in_support(list_items[start:end], N, near, slot, chain, hits)
+            if gathered + n_hits > len(codes):
+                more = 2 * len(codes) + n_hits
+                codes, values = _longer(codes, gathered, more), _longer(values, gathered, more)
+            for hit in range(n_hits):
+                codes[gathered] = place * width + hits[1, hit]
+                values[gathered] = list_values[start + hits[0, hit]]
+                gathered += 1
+        for place in range(size if n_rows > 0 else 0):
+            here = N[place] & (SLOTS - 1)
+            near[here], slot[here] = 0, -1
+        counts[t] = gathered - before
+    return counts, codes[:gathered].copy(), values[:gathered].copy()
+
+
+@compiled
+def solve_gathered(
+    entries: Any, supports: Any, item_vectors: Any, targets: Any, width: int, out: Any
+) -> None:
+    """Solve A_NN x = e_j for each target j from the entries of all strips.
+
+    The entries of a strip are a row of `begins` and of `counts`, with a column for each target.
+    """
+    begins, counts, codes, values = entries
+    support_starts, support_lengths, support_items = supports
+    diagonal, penalty, names = item_vectors
+    offsets, out_items, out_values, out_diagonal = out
+    room = _padded(width)
+    A = np.empty((room, room), diagonal.dtype)
+    vectors = np.empty((6, room), diagonal.dtype)
+    x = vectors[0]
+    lower_bounds = np.empty(width, diagonal.dtype)
+    for t in range(len(targets)):
+        size, first = support_lengths[t] + 1, support_starts[t]
+        A[: _padded(size), : _padded(size)] = 0
+        for place in range(size):
+            item = targets[t] if place == size - 1 else support_items[first + place]
+            lower_bounds[place] = penalty[item]
+            A[place, place] = diagonal[item]
+        for strip in range(len(begins)):
+            begin = begins[strip, t]
+            for entry in range(begin, begin + counts[strip, t]):
+                place, other = codes[entry] // width, codes[entry] % width
+                A[place, other] = A[other, place] = values[entry]
+        _solve_last(A, size, lower_bounds, vectors)
+        for place in range(size - 1):
+            out_items[offsets[t] + place] = names[support_items[first + place]]
+            out_values[offsets[t] + place] = x[place]
+        out_diagonal[t] = x[size - 1]
+
+
+@compiled
+def _longer(array: Any, used: int, size: int) -> Any:
+    """Return a longer array that begins with the used part of this one."""
+    longer = np.empty(size, array.dtype)
+    longer[:used] = array[:used]
+    return longer
+
+
+@compiled
+def _in_support(row: Any, N: Any, near: Any, slot: Any, chain: Any, hits: Any) -> Any:
+    """Write places of entries of a row in it and in N to `hits`; return how many are in N."""
+    n_near, n_hits = 0, 0
+    for at in range(len(row)):
+        hits[0, n_near] = at  # without a branch: most items are in no slot
+        n_near += near[row[at] & (SLOTS - 1)]
+    for hit in range(n_near):
+        item = row[hits[0, hit]]
+        other = slot[item & (SLOTS - 1)]
+        while other >= 0 and N[other] != item:
+            other = chain[other]
+        if other >= 0:
+            hits[0, n_hits], hits[1, n_hits] = hits[0, hit], other
+            n_hits += 1
+    return n_hits
+
+
+@compiled
+def _solve_last(A: Any, size: int, lower_bounds: Any, vectors: Any) -> None:
+    """Solve A x = e for the last unit vector e; x is vectors[0]."""
+    if not _by_gradients(A, size, lower_bounds, vectors):
+        _factor(A, size, lower_bounds)
+        _last_column(A, size, vectors[0])
 
 
 @compiled
