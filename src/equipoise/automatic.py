@@ -6,14 +6,12 @@ docs/evidence-tuning.md compares them with tuning on other data sets.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.checks import fraction, non_negative
 from equipoise.data.interactions import Interactions
-from equipoise.errors import SettingError
 
 Auto = Literal["auto"]
 
@@ -94,8 +92,6 @@ def penalty_numbers(
     user_weights: npt.NDArray[np.float64],
 ) -> tuple[float, float]:
     """Return l2 and dropout as numbers, "auto" replaced by the rule."""
-    if l2 != "auto" and dropout != "auto":
-        return float(l2), float(dropout)
     matrix = interactions.matrix
     squares = np.append(matrix.data.astype(np.float64) ** 2, 0.0)
     # `reduceat` gives an empty row the value of the next one
@@ -113,13 +109,3 @@ def penalty_numbers(
         automatic[0] if l2 == "auto" else float(l2),
         automatic[1] if dropout == "auto" else float(dropout),
     )
-
-
-def check_penalty(l2: Any, dropout: Any) -> None:
-    """Raise `SettingError` for an l2 or dropout that is neither "auto" nor a valid number."""
-    if l2 != "auto":
-        non_negative("l2", l2)
-    if dropout != "auto":
-        fraction("dropout", dropout, one=False)
-    if l2 == 0 and not dropout:
-        raise SettingError("l2 and dropout must not both be 0; the solve needs a penalty")
