@@ -132,6 +132,14 @@ def test_columns_of_one_attribute_get_one_type() -> None:
         first.union(third)
 
 
+def test_numbers_beyond_64_bits_with_a_sign_meet_negative_ones() -> None:
+    data = eq.read([("ann", "tea"), ("bob", "jam")])
+    numbers = pl.Series("code", [2**63, 1], dtype=pl.UInt64)
+    data = data.with_catalogue(pl.DataFrame([pl.Series("item", ["tea", "jam"]), numbers]))
+    described = data.with_items_described({"item": ["jam"], "code": [-1]})
+    assert described.catalogue["code"].to_list() == [-1.0, 2.0**63]
+
+
 def test_hidden_items_become_new_ones(data: Interactions) -> None:
     left = data.hide_items([2])
     assert left.items.tolist() == ["milk", "salt"]

@@ -385,9 +385,13 @@ def _training_data(source: Any) -> Interactions:
 
 def _log_uneven_weights(data: Interactions) -> None:
     weights = data.matrix.data
-    if len(weights) and weights.max() > UNEVEN and weights.max() > UNEVEN * np.median(weights):
+    if not len(weights):
+        return
+    with np.errstate(over="ignore"):  # the mean of two large numbers in the middle
+        largest, median = float(weights.max()), float(np.median(weights))
+    if largest > UNEVEN and largest > UNEVEN * median:
         logger.info(
             "weights of pairs go up to %g and count as they are; signals (log1p, or binary for "
             "none) often rank better",
-            weights.max(),
+            largest,
         )

@@ -26,7 +26,7 @@ from equipoise.checks import path as checked_path
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import Csr
 from equipoise.display.notebook import fragment, table
-from equipoise.errors import SettingError, TooBigError
+from equipoise.errors import DataError, SettingError, TooBigError
 from equipoise.runtime import machine
 from equipoise.runtime.machine import (
     MOST_THREADS,
@@ -118,6 +118,8 @@ class Size:
         cls, data: Interactions, dtype: str, lowpass_rank: int = 0, features: Csr | None = None
     ) -> Size:
         """Return the size of a fit to these data; each feature is one more user."""
+        if not (data.n_users and data.n_items):
+            raise DataError("fit needs at least one user and one item; the data have none")
         n_features, n_cells = (0, 0) if features is None else (features.shape[1], features.nnz)
         rows, pairs = data.n_users + n_features, data.n_interactions + n_cells
         return cls(rows, data.n_items, pairs, dtype, lowpass_rank)
