@@ -609,7 +609,9 @@ def _described(data: Interactions, model: Recommender) -> Interactions:
         return data
     frame, ids = known.catalogue, pl.Series(ITEM_IDS, known.items.tolist())
     title = frame.columns[0] if frame.width else None
-    kinds = {name: kind for name, kind in known.attributes.items() if name != title}
+    kinds = {
+        name: kind for name, kind in known.attributes.items() if name != title and kind != "other"
+    }
     return data.with_catalogue(
         frame.select(ids, pl.all()), id=ITEM_IDS, title=title, types=kinds or None
     )
