@@ -24,8 +24,7 @@ import scipy.sparse as sp
 from equipoise.data.interactions import Interactions
 from equipoise.runtime.machine import count, parse_memory
 from equipoise.solve.engine import Solver
-from equipoise.solve.options import SolveOptions
-from equipoise.solve.planning import plan
+from equipoise.solve.planning import SolveOptions, plan
 
 
 def main() -> None:

@@ -83,12 +83,14 @@ def test_the_commands_run_one_after_the_other(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (block,) = blocks(DOCS["commands"], "sh")
-    lines = block.splitlines()
+    lines = [shlex.split(line) for line in block.splitlines()]
     assert len(lines) > 8
-    for line in lines:
-        program, *args = shlex.split(line)
-        assert program == "equipoise"
-        assert equipoise(*args)
+    assert {program for program, *_ in lines} == {"equipoise"}
+    assert equipoise(*lines[0][1:])
+    for _, *args in lines[1:]:  # in this process, which has imported everything once
+        done = CliRunner().invoke(app, args, catch_exceptions=False)
+        assert done.exit_code == 0, f"{args}: {done.output}"
+        assert done.stdout
 
 
 @pytest.mark.network

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import singledispatch
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.checks import fraction, non_negative
 from equipoise.data.interactions import Interactions
-from equipoise.errors import SettingError
 
 Auto = Literal["auto"]
 WeighUsers = Callable[[Interactions], npt.NDArray[np.float64]]
@@ -138,13 +136,3 @@ def sums_of_users(
 def _added(total: float, values: npt.NDArray[np.float64]) -> float:
     """Return the sum, added one by one: NumPy's `sum` would depend on where the values begin."""
     return float(np.cumsum(np.concatenate([[total], values]))[-1])
-
-
-def check_penalty(l2: Any, dropout: Any) -> None:
-    """Raise `SettingError` for an l2 or dropout that is neither "auto" nor a valid number."""
-    if l2 != "auto":
-        non_negative("l2", l2)
-    if dropout != "auto":
-        fraction("dropout", dropout, one=False)
-    if l2 == 0 and not dropout:
-        raise SettingError("l2 and dropout must not both be 0; the solve needs a penalty")

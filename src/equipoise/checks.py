@@ -182,3 +182,21 @@ def moment(name: str, value: Moment) -> float:
     if isinstance(value, datetime):
         value = (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
     return number(name, value)
+
+
+def check_penalty(l2: Any, dropout: Any) -> None:
+    """Raise `SettingError` for an l2 or dropout that is neither "auto" nor a valid number."""
+    if l2 != "auto":
+        non_negative("l2", l2)
+    if dropout != "auto":
+        fraction("dropout", dropout, one=False)
+    if l2 == 0 and not dropout:
+        raise SettingError("l2 and dropout must not both be 0; the solve needs a penalty")
+
+
+def is_address(path: object) -> bool:
+    """Whether this is the address of something that fsspec opens, and not a path."""
+    if not isinstance(path, (str, os.PathLike)):
+        return False
+    text = os.fspath(path)
+    return isinstance(text, str) and "://" in text and not Path(text).exists()

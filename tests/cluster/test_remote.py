@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from tests.cluster.conftest import local_cluster
 
 import equipoise as eq
 from equipoise.cluster import planning
@@ -62,6 +63,13 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield url
         finally:
             server.kill()
+
+
+@pytest.fixture(scope="module")
+def client(endpoint: str) -> Iterator[object]:
+    """Return a client of workers that find the server; those of other modules do not."""
+    with local_cluster() as client:
+        yield client
 
 
 def events(n_rows: int = 900, seed: int = 0) -> pl.DataFrame:

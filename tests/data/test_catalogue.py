@@ -132,6 +132,31 @@ def test_columns_of_one_attribute_get_one_type() -> None:
         first.union(third)
 
 
+def test_numbers_beyond_64_bits_with_a_sign_meet_negative_ones() -> None:
+    data = eq.read([("ann", "tea"), ("bob", "jam")])
+    numbers = pl.Series("code", [2**63, 1], dtype=pl.UInt64)
+    data = data.with_catalogue(pl.DataFrame([pl.Series("item", ["tea", "jam"]), numbers]))
+    described = data.with_items_described({"item": ["jam"], "code": [-1]})
+    assert described.catalogue["code"].to_list() == [-1.0, 2.0**63]
+
+
+def test_a_column_without_values_is_understood_when_it_gets_some() -> None:
+    data = eq.read([("ann", "tea"), ("bob", "jam")])
+    empty = pl.DataFrame({"item": ["tea", "jam"], "title": ["Tea", "Jam"], "price": [None, None]})
+    data = data.with_catalogue(empty)
+    assert data.attributes["price"] == "other"
+    described = data.with_items_described({"item": ["rice"], "title": ["Rice"], "price": [3]})
+    assert described.attributes["price"] == "number"
+    assert described.new_items["price"].to_list() == [3]
+
+
+def test_numbers_beyond_the_range_of_dates_are_no_dates() -> None:
+    data = eq.read([("ann", "tea"), ("bob", "jam")])
+    data = data.with_catalogue({"item": ["tea", "jam"], "timestamp": [1.6e30, 1.6e9]})
+    assert data.attributes["timestamp"] == "number"
+    assert sorted(data.catalogue["timestamp"].to_list()) == [1.6e9, 1.6e30]
+
+
 def test_hidden_items_become_new_ones(data: Interactions) -> None:
     left = data.hide_items([2])
     assert left.items.tolist() == ["milk", "salt"]

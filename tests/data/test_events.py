@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import equipoise as eq
-from equipoise.data.events import Events, as_types, pair_up
+from equipoise.data.events import Events, as_types
 from equipoise.data.interactions import Interactions
+from equipoise.data.matrix import pair_up
 from equipoise.errors import DataError
 
 rows = st.lists(st.lists(st.integers(0, 5), max_size=6), max_size=8)
@@ -120,7 +121,7 @@ def test_nan_times_are_refused_after_sorting(wrong: float) -> None:
 def test_equal_times_stay_as_they_come_and_others_are_sorted(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("equipoise.data.events.BLOCK", block)
+    monkeypatch.setattr("equipoise.data.matrix.BLOCK", block)
     items, offsets = np.array([5, 6, 7, 8, 9, 1], np.int32), np.array([0, 3, 3, 5, 6])
     times, weights = np.array([2.0, 1.0, 2.0, 7.0, 7.0, 0.0]), np.arange(6.0)
     events = Events.sorted_by_time(items, offsets, times=times, weights=weights)

@@ -12,7 +12,13 @@ import polars as pl
 import pytest
 
 import equipoise as eq
-from equipoise.evaluation.backtest import best_half_life, folds_of, forecast_error, half_lives
+from equipoise.evaluation.backtest import (
+    best_half_life,
+    folds_of,
+    forecast_error,
+    half_lives,
+    verdict,
+)
 
 DAY = 86400.0
 START = 1_600_000_000.0
@@ -166,6 +172,31 @@ def test_the_model_is_shown_beside_yardsticks_by_the_same_protocol() -> None:
     assert list(alone.results) == ["EASE"]
     assert alone.values() == tested.values()
     assert alone.verdict == f"EASE has ndcg@20 {alone['ndcg@20']:.4f}"
+
+
+def test_the_lower_model_is_ahead_by_a_metric_to_minimise() -> None:
+    periods = {"EASE": [3.0, 3.2], "popular": [6.0, 6.4], "item-kNN": [4.0, 4.4]}
+    ahead = "EASE (popularity@20 3.1000) is ahead of item-kNN (4.2000) by 26%"
+    assert verdict(periods, "EASE", "popularity@20") == ahead
+    assert verdict(periods, "popular", "popularity@20").startswith("do not deploy popular")
+    assert "EASE (popularity@20 3.1000)" in verdict(periods, "popular", "popularity@20")
+
+
+def test_periods_without_a_value_of_a_metric_do_not_count() -> None:
+    periods = {"EASE": [0.2, math.nan, 0.3], "popular": [0.19, math.nan, 0.32]}
+    assert "differ no more than by chance" in verdict(periods, "EASE", "tail_ndcg@20")
+    rows = [(f"u{user}", "tea", 1.0, 0.0) for user in range(40)]
+    rows += [(f"u{user}", f"x{user}", 1.0, 1.0) for user in range(40)]
+    rows += [(f"v{user}", f"x{user}", 1.0, 2.0) for user in range(20)]
+    rows += [(f"v{user}", "tea", 1.0, 12.0) for user in range(20)]  # no target is in the tail
+    rows += [(f"u{user}", f"x{user + 1}", 1.0, 22.0) for user in range(20)]
+    tested = eq.backtest(
+        eq.EASE(l2=1.0), eq.read(rows), 10, 2, metrics="tail_ndcg", bootstrap=0, yardsticks=False
+    )
+    first, second = tested.values("tail_ndcg@20")
+    assert math.isnan(first)
+    assert tested["tail_ndcg@20"] == second
+    assert tested.error("tail_ndcg@20") >= 0
 
 
 def test_the_verdict_names_a_yardstick_that_is_ahead() -> None:

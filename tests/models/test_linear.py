@@ -20,6 +20,17 @@ def weights(data: Interactions, **settings) -> np.ndarray:
     return eq.EASE(**settings).fit(data, dtype="float64").weights_
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
+def test_data_without_users_or_items_are_refused(shape: tuple[int, int]) -> None:
+    with pytest.raises(DataError, match="at least one user and one item; the data have none"):
+        eq.EASE(l2=1.0).fit(Interactions(np.zeros(shape)))
+
+
+def test_the_largest_weights_are_looked_at_without_an_overflow() -> None:
+    data = eq.read([("a", "x", 3e38), ("b", "y", 3e38)])
+    assert eq.Popularity().fit(data).recommend([["x"]], k=1).items == [["y"]]
+
+
 def test_every_user_twice_and_double_penalty_is_the_same_model(synthetic: Interactions) -> None:
     import scipy.sparse as sp
 

@@ -19,7 +19,7 @@ from equipoise.data.interactions import Interactions
 from equipoise.errors import DataError, SettingError, UnknownIdError
 from equipoise.models import session_choice, session_solver
 from equipoise.models.sessions import SessionRegression
-from equipoise.solve.options import SolveOptions
+from equipoise.solve.planning import SolveOptions
 
 MODELS = {
     "SLIS": lambda **s: eq.SLIS(**s),

@@ -13,7 +13,7 @@ import equipoise as eq
 from equipoise.data.interactions import Interactions
 from equipoise.solve import dense
 from equipoise.solve.engine import Solver
-from equipoise.solve.options import SolveOptions
+from equipoise.solve.planning import SolveOptions
 
 ENGINES: dict[str, dict[str, Any]] = {
     "dense": {},

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from equipoise.errors import SettingError
-from equipoise.solve.options import SolveOptions
+from equipoise.solve.planning import SolveOptions
 
 
 def test_keywords_are_the_options_that_differ_from_their_defaults() -> None:

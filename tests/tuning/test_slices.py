@@ -134,6 +134,18 @@ def test_options_about_time_are_checked(log, options, message):
         eq.tune(log, **options)
 
 
+def test_a_metric_without_a_value_in_one_of_the_periods_is_refused_before_the_search():
+    rows = [(f"u{user}", "tea", 1.0, 0.0) for user in range(40)]
+    rows += [(f"u{user}", f"x{user}", 1.0, 1.0) for user in range(40)]
+    rows += [(f"v{user}", f"x{user}", 1.0, 2.0) for user in range(20)]
+    rows += [(f"v{user}", "tea", 1.0, 12.0) for user in range(20)]  # no target is in the tail
+    rows += [(f"u{user}", f"x{user + 1}", 1.0, 22.0) for user in range(20)]
+    fits = []
+    with pytest.raises(DataError, match="no target of the test part is in the tail"):
+        eq.tune(eq.read(rows), horizon=10, folds=2, metric="tail_ndcg@20", progress=fits.append)
+    assert not fits
+
+
 def test_a_horizon_longer_than_the_data_is_an_error(log):
     with pytest.raises(DataError, match="no longer than the horizon"):
         eq.tune(log, horizon="365d")

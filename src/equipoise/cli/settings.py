@@ -453,7 +453,7 @@ class FitOptions(RunOptions):
 
     def keywords(self, **more: Any) -> dict[str, Any]:
         """Return the options that differ from their defaults, checked, as arguments of a fit."""
-        from equipoise.solve.options import SolveOptions
+        from equipoise.solve.planning import SolveOptions
 
         return SolveOptions(**vars(self), **more).keywords()
 

@@ -25,8 +25,7 @@ from equipoise.errors import SettingError
 from equipoise.models.base import Recommender
 from equipoise.models.linear import LinearAutoencoder, fit_together, require_strength
 from equipoise.normalize import CustomNorm
-from equipoise.solve.options import SolveOptions
-from equipoise.solve.planning import plan
+from equipoise.solve.planning import SolveOptions, plan
 from equipoise.tuning import Tuned
 from equipoise.tuning import tune as tune_here
 from equipoise.tuning.search import Solve, Solves, search_with

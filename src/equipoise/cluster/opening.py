@@ -12,9 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from equipoise.checks import is_address
 from equipoise.cluster.training import WorkerBlocks
 from equipoise.cluster.workers import run_on_all
-from equipoise.data.remote import is_address, open_filesystem, read_remote, translate_remote
+from equipoise.data.remote import open_filesystem, read_remote, translate_remote
 from equipoise.data.storage import MANIFEST
 from equipoise.errors import DataError, SettingError
 from equipoise.models.base import Recommender

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from equipoise.checks import is_address
 from equipoise.checks import path as checked_path
 from equipoise.data.remote import (
-    is_address,
     make_folder,
     open_filesystem,
     read_remote,

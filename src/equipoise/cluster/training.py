@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise.automatic import Sums, WeighUsers, sums_of_users
+from equipoise.checks import is_address
 from equipoise.cluster.partitioned import Partitioned
 from equipoise.cluster.targets import Target
 from equipoise.cluster.workers import fetch, submit, submit_each, task
@@ -25,7 +26,6 @@ from equipoise.data.blocks import is_between, span_of, write_block
 from equipoise.data.ids import IdIndex
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import PART
-from equipoise.data.remote import is_address
 from equipoise.data.statistics import homophily, pair_ratio
 from equipoise.data.training import Blocks, Facts, NotInMemory
 from equipoise.models.trend import count_recent_users, find_last_uses, places_of_sample, sample_of

@@ -84,7 +84,10 @@ def understood(
         return _from_text(column, comma)
     if dtype.is_numeric() and spelled_like((column.name,), "time"):
         moments = _from_numbers(column)
-        return (column, "number") if moments is None else (moments, "date")
+        n_numbers = column.cast(pl.Float64).fill_nan(None).count()
+        # numbers beyond the range of dates are none
+        is_date = moments is not None and moments.count() == n_numbers
+        return (moments, "date") if moments is not None and is_date else (column, "number")
     if isinstance(dtype, pl.Datetime):
         return _utc(column), "date"
     if isinstance(dtype, (pl.List, pl.Array)):

@@ -20,11 +20,11 @@ import numpy.typing as npt
 import polars as pl
 import scipy.sparse as sp
 
+from equipoise.checks import is_address
 from equipoise.data.events import COLUMNS, Events
 from equipoise.data.ids import IdIndex, id_key
 from equipoise.data.interactions import Interactions
 from equipoise.data.remote import (
-    is_address,
     local_copy,
     make_folder,
     open_filesystem,

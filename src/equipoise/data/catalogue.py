@@ -199,7 +199,9 @@ def alike(first: pl.Series, second: pl.Series) -> tuple[pl.Series, pl.Series]:
     if pl.Null in kinds:
         common = kinds[1] if kinds[0] == pl.Null else kinds[0]
     elif all(kind.is_numeric() for kind in kinds):
-        common = pl.Int64 if all(kind.is_integer() for kind in kinds) else pl.Float64
+        # 64 bits without a sign hold numbers that 64 bits with one do not
+        fits = all(kind.is_integer() for kind in kinds) and pl.UInt64 not in kinds
+        common = pl.Int64 if fits else pl.Float64
     elif {*kinds} == {text, pl.String}:
         return _as_lists(first), _as_lists(second)
     elif all(kind.is_temporal() for kind in kinds):

@@ -464,10 +464,12 @@ class Interactions:
         sources = object_catalogue(items)
         columns = {name for source in sources for name in source.columns}
         kinds, title = self.attributes, next(iter(self.attributes), None)
+        # a column without any value yet, or of no use, is understood anew
+        known = {n: kind for n, kind in kinds.items() if n in columns and kind != "other"}
         options = ReadOptions(
             catalogue=sources,
             title=title if title in columns else None,
-            catalogue_types={name: kind for name, kind in kinds.items() if name in columns},
+            catalogue_types=known,
         )
         none = self.item_index.take(np.empty(0, np.int64))
         added = read_catalogue(none, options, [])

@@ -1,4 +1,4 @@
-"""Checked CSR matrices, and index arithmetic on them."""
+"""Checked CSR matrices, index arithmetic on them, and the distinct pairs of a log."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from equipoise.errors import DataError
+from equipoise.runtime.kernels import bits_set, compiled, lowest_bit
+from equipoise.runtime.machine import run
+
+Ints = npt.NDArray[np.int64]
+Items = npt.NDArray[np.int32]
 
 PART = 1 << 24  # stored values that are processed at a time
+BLOCK, MOST_BLOCKS = 100_000, 64  # events per task of a thread, and the largest number of tasks
 
 Csr: TypeAlias = "sp.csr_array[np.float32, tuple[int, int]]"  # text: SciPy < 1.16
 
@@ -189,3 +195,91 @@ def segments(
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     places = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
     return places, offsets
+
+
+def pair_up(offsets: Ints, items: Items, *, places: bool = True) -> tuple[Ints, Items, Ints]:
+    """Return the distinct pairs as row offsets and ascending columns, and each event's pair.
+
+    Without `places` the last array stays empty, which saves memory.
+    """
+    pair_of_event = np.empty(len(items) if places else 0, np.int64)
+    ascending, lengths = np.empty_like(items), np.empty(len(offsets) - 1, np.int64)
+    ends = int(items.min(initial=0)), int(items.max(initial=0))
+
+    def put(first: int, stop: int) -> None:
+        _distinct(offsets, items, first, stop, *ends, ascending, lengths, pair_of_event)
+
+    in_blocks(offsets, put)
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    if indptr[-1] < len(items):
+        _close_gaps(offsets, indptr, ascending, pair_of_event)
+    return indptr, ascending[: indptr[-1]], pair_of_event
+
+
+def in_blocks(offsets: Ints, work: Any) -> None:
+    """Call ``work(first, stop)`` in threads, on ranges of users with about as many events."""
+    count = min(int(offsets[-1]) // BLOCK + 1, MOST_BLOCKS)
+    cuts = np.searchsorted(offsets, np.linspace(0, offsets[-1], count + 1)[1:-1])
+    bounds = [0, *cuts.tolist(), len(offsets) - 1]
+    run(lambda number: work(bounds[number], bounds[number + 1]), count)
+
+
+@compiled
+def _distinct(
+    offsets: Ints,
+    items: Items,
+    first: int,
+    stop: int,
+    least: int,
+    most: int,
+    ascending: Items,
+    lengths: Ints,
+    pair_of_event: Ints,
+) -> None:
+    """Write the distinct items of each user in ascending order, and each event's index in them.
+
+    A bit set of two layers: `words` has a bit per item, `layer` a bit per word in use.
+    """
+    one = np.uint64(1)
+    words = np.zeros((most - least >> 6) + 1, np.uint64)
+    layer = np.zeros((most - least >> 12) + 1, np.uint64)
+    ranks = np.empty(words.size, np.int64)
+    for user in range(first, stop):
+        start, end = offsets[user], offsets[user + 1]
+        low, high = layer.size, -1
+        for place in range(start, end):
+            word = items[place] - least >> 6
+            words[word] |= one << np.uint64(items[place] - least & 63)
+            layer[word >> 6] |= one << np.uint64(word & 63)
+            low, high = min(low, word >> 6), max(high, word >> 6)
+        at = start
+        for top in range(low, high + 1):
+            filled, layer[top] = layer[top], 0
+            while filled:
+                word = (top << 6) + lowest_bit(filled)
+                filled &= filled - one
+                bits, ranks[word] = words[word], at
+                while bits:
+                    ascending[at] = least + (word << 6) + lowest_bit(bits)
+                    bits &= bits - one
+                    at += 1
+        lengths[user] = at - start
+        if pair_of_event.size:
+            for place in range(start, end):
+                word = items[place] - least >> 6
+                before = (one << np.uint64(items[place] - least & 63)) - one
+                pair_of_event[place] = ranks[word] + bits_set(words[word] & before)
+        for place in range(start, end):
+            words[items[place] - least >> 6] = 0
+
+
+@compiled
+def _close_gaps(offsets: Ints, indptr: Ints, ascending: Items, pair_of_event: Ints) -> None:
+    """Move the distinct items of all users together; each block starts at the user's events."""
+    for user in range(offsets.size - 1):
+        moved = offsets[user] - indptr[user]
+        for place in range(indptr[user], indptr[user + 1]):
+            ascending[place] = ascending[place + moved]
+        if pair_of_event.size:
+            for place in range(offsets[user], offsets[user + 1]):
+                pair_of_event[place] -= moved

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from equipoise.checks import is_address
 from equipoise.errors import DataError, EquipoiseError, MissingExtraError
 
 StorageOptions = Mapping[str, Any]
@@ -29,14 +30,6 @@ def cache_folder() -> Path:
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA", Path.home())) / "equipoise"
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "equipoise"
-
-
-def is_address(path: object) -> bool:
-    """Whether this is the address of something that fsspec opens, and not a path."""
-    if not isinstance(path, (str, os.PathLike)):
-        return False
-    text = os.fspath(path)
-    return isinstance(text, str) and "://" in text and not Path(text).exists()
 
 
 def open_filesystem(url: str, options: StorageOptions | None = None) -> tuple[Any, str]:

@@ -32,11 +32,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from equipoise.checks import is_address
 from equipoise.checks import path as checked_path
 from equipoise.data.remote import (
     cache_folder,
     download_files,
-    is_address,
     read_remote,
     remote_names,
     remove_files,

@@ -27,7 +27,7 @@ from equipoise.data.split.temporal import time_cut
 from equipoise.display.notebook import fragment, table
 from equipoise.errors import DataError, SettingError, UnknownIdError
 from equipoise.evaluation.evaluator import as_cutoffs, evaluate
-from equipoise.evaluation.metrics import look_up, nearest
+from equipoise.evaluation.metrics import LOWER_IS_BETTER, at_cutoff, look_up, nearest
 from equipoise.evaluation.results import Result
 from equipoise.models import ItemKNN, Popularity, Recommender
 from equipoise.runtime.machine import duration
@@ -221,8 +221,8 @@ class Backtest:
         return self.value(metric)
 
     def value(self, metric: str = METRIC, model: str | None = None) -> float:
-        """Return the mean of a metric over the periods."""
-        return float(np.nanmean(self.values(metric, model)))
+        """Return the mean of a metric over the periods that have a value of it."""
+        return _mean(self.values(metric, model))
 
     def values(self, metric: str = METRIC, model: str | None = None) -> list[float]:
         """Return a metric in each period."""
@@ -234,8 +234,12 @@ class Backtest:
         Periods differ by more than chance among their users: the error has both the spread
         between the periods and the sampling error of the next one, whichever is larger.
         """
-        results = self._results(model)
-        return forecast_error(self.values(metric, model), [_sampling(r, metric) for r in results])
+        results = [r for r in self._results(model) if not math.isnan(r[metric])]
+        if not results:
+            return math.nan
+        return forecast_error(
+            [r[metric] for r in results], [_sampling(r, metric) for r in results]
+        )
 
     def _results(self, model: str | None) -> tuple[Result, ...]:
         name = self.name if model is None else model
@@ -249,7 +253,7 @@ class Backtest:
         return self.verdict_of(METRIC)
 
     def verdict_of(self, metric: str) -> str:
-        """Return a sentence that compares model and yardsticks by a metric to maximise."""
+        """Return a sentence that compares model and yardsticks by a metric."""
         periods = {name: self.values(metric, name) for name in self.results}
         return verdict(periods, self.name, metric)
 
@@ -568,26 +572,34 @@ def verdict(periods: Mapping[str, Sequence[float]], name: str, metric: str = MET
     >>> verdict({"EASE": [0.20, 0.22], "popular": [0.10, 0.11]}, "EASE")
     'EASE (ndcg@20 0.2100) is ahead of popular (0.1050) by 100%'
     """
-    means = {label: float(np.nanmean(values)) for label, values in periods.items()}
+    sign = -1.0 if at_cutoff(metric)[0].base in LOWER_IS_BETTER else 1.0
+    means = {label: _mean(values) for label, values in periods.items()}
     rivals = {label: value for label, value in means.items() if label != name}
     if not rivals:
         return f"{name} has {metric} {means[name]:.4f}"
-    best = max(rivals, key=lambda label: rivals[label])
+    best = max(rivals, key=lambda label: sign * rivals[label])
     figure, rival = means[name], rivals[best]
-    gaps = np.subtract(periods[name], periods[best]).tolist()
-    error = spread_between(gaps) / math.sqrt(len(gaps))
-    if abs(figure - rival) <= error:
+    gaps = np.subtract(periods[name], periods[best])
+    gaps = gaps[~np.isnan(gaps)]
+    error = spread_between(gaps.tolist()) / math.sqrt(max(len(gaps), 1))
+    if not abs(figure - rival) > error:
         return (
             f"{name} ({metric} {figure:.4f}) and {best} ({rival:.4f}) differ no more than by "
             f"chance: {best} alone would do"
         )
-    if figure > rival:
-        gain = f" by {figure / rival - 1:.0%}" if rival > 0 else ""
-        return f"{name} ({metric} {figure:.4f}) is ahead of {best} ({rival:.4f}){gain}"
+    gap = f" by {abs(figure / rival - 1):.0%}" if rival > 0 else ""
+    if sign * (figure - rival) > 0:
+        return f"{name} ({metric} {figure:.4f}) is ahead of {best} ({rival:.4f}){gap}"
     return (
         f"do not deploy {name} as it is: {best} ({metric} {rival:.4f}) is ahead of it "
-        f"({figure:.4f}) by {1 - figure / rival:.0%}"
+        f"({figure:.4f}){gap}"
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean of the numbers that are not NaN; NaN if there are none."""
+    numbers = [value for value in values if not math.isnan(value)]
+    return float(np.mean(numbers)) if numbers else math.nan
 
 
 def _described(data: Interactions, model: Recommender) -> Interactions:
@@ -597,7 +609,9 @@ def _described(data: Interactions, model: Recommender) -> Interactions:
         return data
     frame, ids = known.catalogue, pl.Series(ITEM_IDS, known.items.tolist())
     title = frame.columns[0] if frame.width else None
-    kinds = {name: kind for name, kind in known.attributes.items() if name != title}
+    kinds = {
+        name: kind for name, kind in known.attributes.items() if name != title and kind != "other"
+    }
     return data.with_catalogue(
         frame.select(ids, pl.all()), id=ITEM_IDS, title=title, types=kinds or None
     )

@@ -242,7 +242,7 @@ class Question:
         self.items, self.counts = _model_items(model), model.item_counts_
         self.ks, self.named_metrics = as_cutoffs(k), named_metrics
         self.protocol, self.repeats = part.protocol, str(getattr(part, "repeats", "new"))
-        checked_rules = as_rules(rules)
+        checked_rules = None if rules is None else as_rules(rules)
         if exclude_seen is None:
             exclude_seen = self.repeats == "new" and part.protocol != "session"
             if checked_rules is not None and checked_rules.seen is not None:

@@ -349,6 +349,7 @@ ACCURACY: dict[str, Callable[[Hits, int], Floats]] = {
 }
 UNBIASED = {"recall": unbiased_recall, "ndcg": unbiased_ndcg}
 PER_LIST = ("popularity", "novelty", "lift", "diversity", "new_share")
+LOWER_IS_BETTER = ("gini", "popularity", "lift")
 AGGREGATE = ("coverage", "gini")
 ITEM_SLICES = ("head", "tail", "new", "known")
 USER_SLICES = ("active", "inactive")

@@ -40,7 +40,7 @@ from equipoise.models.vectors import Factors, Vectors, sampled_users
 from equipoise.ranking.ranker import top_k
 from equipoise.ranking.terms import Term
 from equipoise.runtime.machine import limited
-from equipoise.solve.options import SolveOptions
+from equipoise.solve.planning import SolveOptions
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,11 @@ class Recommender(Answering):
 
     def _fit_trend(self) -> None:
         """Count recent users for the trend; the terms of the scores must be there."""
-        self.trend_, self._recent_users = None, usual_recent_users(self.data_)
+        events = self.data_.events
+        has_times = events is not None and events.times is not None
+        self.trend_, self._recent_users = None, None
+        if has_times:
+            self._recent_users = usual_recent_users(self.data_)
         if self.trend is not None:
             if not isinstance(self.trend, Trend):
                 raise SettingError(f"trend must be a Trend or None, got {self.trend!r}")
@@ -392,9 +396,13 @@ def _training_data(source: Any) -> Interactions:
 
 def _log_uneven_weights(data: Interactions) -> None:
     weights = data.matrix.data
-    if len(weights) and weights.max() > UNEVEN and weights.max() > UNEVEN * np.median(weights):
+    if not len(weights):
+        return
+    with np.errstate(over="ignore"):  # the mean of two large numbers in the middle
+        largest, median = float(weights.max()), float(np.median(weights))
+    if largest > UNEVEN and largest > UNEVEN * median:
         logger.info(
             "weights of pairs go up to %g and are used as they are; signals with the transform "
             "log1p or binary often rank better",
-            weights.max(),
+            largest,
         )

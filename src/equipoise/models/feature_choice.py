@@ -28,7 +28,7 @@ from equipoise.models.new_items import ALPHA, RIDGE_PART, ItemFeatures, nearest,
 from equipoise.normalize import CustomNorm, Normalizer
 from equipoise.ranking.ranker import score
 from equipoise.solve.engine import Solver
-from equipoise.solve.options import SolveOptions
+from equipoise.solve.planning import SolveOptions
 
 if TYPE_CHECKING:
     from equipoise.models.linear import LinearAutoencoder

@@ -29,7 +29,7 @@ from equipoise.ranking.polynomial import PolynomialTerm, filtered_rows
 from equipoise.ranking.terms import Adder, DerivedTerm, LowRank, Rows, Sparse, Term
 from equipoise.runtime.kernels import Floats, compiled
 from equipoise.runtime.machine import free_memory, gigabytes
-from equipoise.solve.options import DTYPES, SolveOptions
+from equipoise.solve.planning import DTYPES, SolveOptions
 from equipoise.solve.svd import normalised, spectrum, sums
 
 Array = npt.NDArray[Any]

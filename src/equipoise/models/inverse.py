@@ -31,7 +31,7 @@ from equipoise.solve.dual import DualMatrix, weighted_items
 from equipoise.solve.engine import Solved, System, move
 from equipoise.solve.gpu import DeviceMatrix
 from equipoise.solve.neighbourhood import Columns, solve_again
-from equipoise.solve.options import SolveOptions
+from equipoise.solve.planning import SolveOptions
 
 Work = Literal["reuse", "update", "prune", "leave out"]
 CANNOT_LEAVE_OUT = (

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from equipoise.automatic import Auto, check_penalty, penalty_numbers
-from equipoise.checks import count, fraction
+from equipoise.automatic import Auto, penalty_numbers
+from equipoise.checks import check_penalty, count, fraction
 from equipoise.data.interactions import Interactions
 from equipoise.data.signals import HISTORY_SETTINGS, SETTINGS
 from equipoise.data.storage import Fields, Stored
@@ -42,8 +42,7 @@ from equipoise.normalize import DAN, NoNorm, Normalizer, as_normalizer, weights_
 from equipoise.ranking.terms import Known, Term
 from equipoise.runtime.machine import free_memory, gigabytes, limited
 from equipoise.solve.engine import Solved, Solver, Solving, System
-from equipoise.solve.options import SolveOptions
-from equipoise.solve.planning import Size, plan_fit
+from equipoise.solve.planning import Size, SolveOptions, plan_fit
 
 Vector = npt.NDArray[np.float64]
 STEPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)

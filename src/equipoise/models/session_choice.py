@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from equipoise.data.interactions import Interactions
 from equipoise.data.split.session_split import reveal
-from equipoise.solve.options import SolveOptions
+from equipoise.solve.planning import SolveOptions
 
 logger = logging.getLogger(__name__)
 

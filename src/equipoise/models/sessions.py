@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from equipoise import checks
-from equipoise.automatic import Auto, check_penalty
+from equipoise.automatic import Auto
 from equipoise.data.events import Events
 from equipoise.data.interactions import Interactions
 from equipoise.data.signals import SETTINGS
@@ -48,8 +48,7 @@ from equipoise.runtime.machine import free_memory, gigabytes, limited
 from equipoise.solve.cg import System
 from equipoise.solve.engine import move
 from equipoise.solve.gpu import DeviceMatrix
-from equipoise.solve.options import DTYPES, SolveOptions
-from equipoise.solve.planning import Size, plan_fit
+from equipoise.solve.planning import DTYPES, Size, SolveOptions, plan_fit
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +95,7 @@ class SessionRegression(SessionModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.fraction("dropout", self.dropout, one=False)
-        check_penalty(self.l2, self.dropout)
+        checks.check_penalty(self.l2, self.dropout)
         self.normalizer = as_normalizer(self.normalizer)
         checks.choice("row_norm", self.row_norm, ("l1", "l2", None))
         self._check_decays("decay_inference", "decay_time")

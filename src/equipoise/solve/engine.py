@@ -22,8 +22,7 @@ from equipoise.runtime.machine import free_memory, gigabytes
 from equipoise.solve import batched, dense, dual, gpu, neighbourhood, tiled, torch_backend
 from equipoise.solve.audit import TARGETS, Audit
 from equipoise.solve.gpu import DeviceMatrix
-from equipoise.solve.options import SolveOptions
-from equipoise.solve.planning import Size, plan_fit
+from equipoise.solve.planning import Size, SolveOptions, plan_fit
 
 logger = logging.getLogger(__name__)
 

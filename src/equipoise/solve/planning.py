@@ -1,17 +1,19 @@
-"""Plan the memory, operations and seconds of a fit before anything is allocated.
+"""Plan where a fit runs, and its memory, operations and seconds before anything is allocated.
 
-`plan` chooses the engine of a fit and estimates its cost; `Plan.require` raises an error where it
-does not fit.
+`SolveOptions` are the run options of a fit. `plan` chooses its engine and estimates its cost;
+`Plan.require` raises an error where it does not fit.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import shutil
 import tempfile
 import time
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -19,17 +21,24 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.checks import choice, count, period
+from equipoise.checks import choice, count, function, period
 from equipoise.checks import path as checked_path
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import Csr
 from equipoise.display.notebook import fragment, table
-from equipoise.errors import SettingError, TooBigError
+from equipoise.errors import DataError, SettingError, TooBigError
 from equipoise.runtime import machine
-from equipoise.runtime.machine import duration, free_memory, gigabytes, parse_memory
+from equipoise.runtime.machine import (
+    MOST_THREADS,
+    duration,
+    free_memory,
+    gigabytes,
+    parse_memory,
+)
 from equipoise.solve import dense, gpu, neighbourhood, svd, tiled, torch_backend
-from equipoise.solve.options import SolveOptions
 
+DTYPES = ("float32", "float64")
+PRECISIONS = ("auto", "float32")
 ENGINES = ("auto", "dense", "dual", "tiled", "gpu", "neighbourhood")
 CSR_BYTES = 12 + 28  # a stored interaction, and the copies the Gram matrix works from
 TILED_SHARE = 0.9  # of the budget that goes into tiles; BLAS and writing take the remainder
@@ -56,6 +65,49 @@ SPARSE = 8  # operations for a product with an interaction
 PROBE_ITEMS = 2560  # a solve of this size takes about a quarter of a second on two cores
 
 
+@dataclass(frozen=True, kw_only=True)
+class SolveOptions:
+    """The run options of `fit`, `tune` and `plan`, checked; `LinearAutoencoder.fit` explains them.
+
+    Which engines there are depends on the model, and whether a GPU exists is checked when it is
+    used.
+    """
+
+    device: str = "cpu"
+    dtype: str = "float32"
+    engine: str = "auto"
+    memory: str | float | None = None
+    scratch: str | os.PathLike[str] | None = None
+    threads: int | None = None
+    refine: bool = False
+    precision: str = "auto"
+    neighbours: int | str | None = None
+    progress: Callable[[Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        device = self.device
+        if device != "cpu" and not (isinstance(device, str) and device.startswith("cuda")):
+            raise SettingError(f"device must be 'cpu', 'cuda' or 'cuda:1', got {device!r}")
+        choice("dtype", self.dtype, DTYPES)
+        choice("precision", self.precision, PRECISIONS)
+        if self.memory is not None:
+            parse_memory(self.memory)
+        if self.scratch is not None:
+            checked_path("scratch", self.scratch)
+        if self.threads is not None:
+            count("threads", self.threads, 1, MOST_THREADS)
+        if isinstance(self.neighbours, str):
+            period("neighbours", self.neighbours)
+        elif self.neighbours is not None:
+            count("neighbours", self.neighbours)
+        function("progress", self.progress)
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, as keyword arguments of `fit`."""
+        defaults = {entry.name: entry.default for entry in dataclasses.fields(self)}
+        return {name: value for name, value in vars(self).items() if value != defaults[name]}
+
+
 @dataclass(frozen=True)
 class Size:
     """Size of the linear system of a fit, and the rank of its low-pass companion (0 for none)."""
@@ -71,6 +123,8 @@ class Size:
         cls, data: Interactions, dtype: str, lowpass_rank: int = 0, features: Csr | None = None
     ) -> Size:
         """Return the size of a fit to these data; each feature is one more user."""
+        if not (data.n_users and data.n_items):
+            raise DataError("fit needs at least one user and one item; the data have none")
         n_features, n_cells = (0, 0) if features is None else (features.shape[1], features.nnz)
         rows, pairs = data.n_users + n_features, data.n_interactions + n_cells
         return cls(rows, data.n_items, pairs, dtype, lowpass_rank)

@@ -24,14 +24,14 @@ from equipoise.data.split.parts import Split
 from equipoise.display.notebook import fragment, table
 from equipoise.errors import DataError, SettingError, SolveError
 from equipoise.evaluation.leave_one_out import leave_one_out, summary_of
-from equipoise.evaluation.metrics import USER_SLICES, at_cutoff
+from equipoise.evaluation.metrics import LOWER_IS_BETTER, USER_SLICES, at_cutoff
 from equipoise.models import EASE, LAE, RLAE
 from equipoise.models.base import Recommender
 from equipoise.models.inverse import CANNOT_LEAVE_OUT
 from equipoise.models.linear import LinearAutoencoder
 from equipoise.models.settings import in_words
 from equipoise.runtime.machine import Pace, duration, free_memory, limited
-from equipoise.solve.options import SolveOptions
+from equipoise.solve.planning import SolveOptions
 from equipoise.tuning.criterion import REACH, USERS, Estimate, OnLeftOut, OnPart, Prefer
 from equipoise.tuning.ledger import Ledger
 from equipoise.tuning.slices import Forecast, OnSlices
@@ -55,7 +55,6 @@ FEW = 7  # solves by leave-one-out: the automatic settings, and a step in each d
 SHOWN = 10  # points of the frontier in a notebook
 REASONS = 3  # different reasons of failed solves in a message
 RUN_OPTIONS = ("device", "dtype", "engine", "memory", "scratch", "threads", "neighbours")
-LOWER_IS_BETTER = ("gini", "popularity", "lift")
 
 
 @dataclass(frozen=True)

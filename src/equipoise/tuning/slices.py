@@ -165,6 +165,8 @@ class OnSlices:
         if at_cutoff(self._metric)[0].base in AGGREGATE:
             raise SettingError(f"{self._metric} has no value per user; tune it on a split")
         made = folds_of(data, horizon, folds)
+        for fold in made:
+            _metrics(fold, [self._metric])  # raises before the search if it has no value
         rng = generator(seed)
         self.folds = [
             replace(fold, part=_sampled(fold.part, users or USERS, rng)) for fold in made
@@ -416,7 +418,11 @@ class OnSlices:
         Their spreads are added before they are divided: a yardstick near 0 has few hits, and the
         ratio of its own spread to its own mean says little.
         """
-        folds = folds_of(self.data, self._horizon, SWING_FOLDS)
+        folds = [
+            fold
+            for fold in folds_of(self.data, self._horizon, SWING_FOLDS)
+            if _is_defined(fold, self._metric)
+        ]
         models = [Popularity(), popular_lately(self.half_lives[len(self.half_lives) // 2])]
         values = [self._values_of_yardstick(model, folds) for model in [*models, ItemKNN()]]
         total = float(np.sum([np.mean(of_model) for of_model in values]))

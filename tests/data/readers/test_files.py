@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -234,3 +235,15 @@ def test_parquet_parts_without_a_value_or_with_categories_go_with_the_others(tmp
     data = eq.read(tmp_path, weight="plays", on_bad="skip")
     assert data.users.tolist() == ["ann", "bob"]
     assert data.n_interactions == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_refused_and_not_read_by_halves(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "events.csv")
+    with pytest.raises(
+        DataError, match=r"events\.csv is a pipe or a device, not a file; write it"
+    ):
+        eq.read(tmp_path / "events.csv")
+    data = [("ann", "tea"), ("bob", "jam")]
+    with pytest.raises(DataError, match="is a pipe or a device"):
+        eq.read(data, catalogue=tmp_path / "events.csv")

@@ -299,7 +299,7 @@ def _check_path(path: str | os.PathLike[str]) -> None:
 def table_source(path: str | os.PathLike[str], options: ReadOptions) -> Source:
     """Open a table file, a folder of parts, or the files that match a pattern."""
     text = os.fspath(path)
-    files = part_files(text)
+    files = None if os.path.isfile(text) else part_files(text)
     if files is None:
         return OPENERS[table_kind(Path(text), options)](text, [Path(text)], options)
     return _parts(text, files, options)

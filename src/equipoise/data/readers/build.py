@@ -24,10 +24,10 @@ from equipoise.data.columns import (
     number_column,
     time_column,
 )
-from equipoise.data.events import MOST_TYPES, Events, pair_up, summed
+from equipoise.data.events import MOST_TYPES, Events, summed
 from equipoise.data.ids import IdIndex
 from equipoise.data.interactions import Interactions
-from equipoise.data.matrix import Csr, compact, entry_rows
+from equipoise.data.matrix import Csr, compact, entry_rows, pair_up
 from equipoise.data.read_options import ReadOptions
 from equipoise.data.tables import (
     BadRows,
@@ -213,7 +213,7 @@ def finished(
     """Return interactions with a catalogue; warn of a single user or item (a wrong column?)."""
     notes += [*lone_note(name, "user", users), *lone_note(name, "item", items)]
     index = IdIndex(items, "item")
-    catalogue = read_catalogue(index, options, notes)
+    catalogue = None if options.catalogue is None else read_catalogue(index, options, notes)
     return Interactions(matrix, users, index, catalogue=catalogue, events=events, notes=notes)
 
 

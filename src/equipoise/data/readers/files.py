@@ -67,6 +67,11 @@ def existing_file(path: Path) -> Path:
         near = sorted(p.name for p in path.parent.glob(f"{glob.escape(path.stem)}*"))
         hint = f"; did you mean {near[0]!r}?" if near else "; check the path"
         raise DataError(f"there is no file {path}{hint}")
+    if not path.is_file():  # reading its first bytes would take them away
+        raise DataError(
+            f"{path} is a pipe or a device, not a file; write it to a file, or give the command - "
+            "as its data and pipe the rows into it"
+        )
     try:
         empty = not first_bytes(path, 1)
     except OSError as error:

@@ -7,14 +7,18 @@ split, each part as `Interactions` over the same items.
 from __future__ import annotations
 
 import os
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import scipy.sparse as sp
 
 from equipoise.data.columns import id_column
 from equipoise.data.ids import IdIndex
@@ -31,7 +35,7 @@ from equipoise.data.readers.files import (
     existing_file,
     movielens_file,
 )
-from equipoise.data.readers.matrices import load_arrays, npz_interactions, pair_arrays
+from equipoise.data.readers.matrices import from_matrix
 from equipoise.data.tables import (
     BadRows,
     Source,
@@ -71,7 +75,7 @@ def from_research(path: Path, kind: str, options: ReadOptions) -> Interactions:
         notes = [note, *train.notes]
         return Interactions(train.matrix, train.user_index, train.item_index, notes=notes)
     if kind == "npz":
-        return npz_interactions(existing_file(path), options)
+        return _npz_interactions(existing_file(path), options)
     if kind == "lightgcn":
         return to_interactions(_adjacency(path, options), options)
     if kind == "recbole":
@@ -175,6 +179,47 @@ def _adjacency(path: Path, options: ReadOptions) -> Source:
     return frame_source(str(path), frame, lambda row: f"{path}, line {lines[row]}", skipped)
 
 
+def _npz_interactions(path: Path, options: ReadOptions) -> Interactions:
+    """Read `users` and `items`, or `items` and `offsets` of sessions, or a sparse matrix."""
+    arrays = _load_arrays(path)
+    if {"format", "shape", "data"} <= set(arrays):
+        try:
+            matrix = sp.load_npz(path)
+        except (ValueError, KeyError, NotImplementedError) as error:
+            raise DataError(f"{path} is not a complete sparse matrix: {error}") from error
+        return from_matrix(matrix, options, str(path))
+    if {"items", "offsets"} <= set(arrays):
+        return _sessions(path, arrays, options)
+    users, items = _pair_arrays(path, arrays)
+    more = {
+        name: pl.Series(array)
+        for name, array in arrays.items()
+        if name not in ("users", "items") and array.shape == users.shape
+    }
+    frame = pl.DataFrame({"users": users, "items": items, **more})
+    return to_interactions(frame_source(str(path), frame), options)
+
+
+def _sessions(
+    path: Path, arrays: dict[str, npt.NDArray[Any]], options: ReadOptions
+) -> Interactions:
+    """Session s is ``items[offsets[s]:offsets[s + 1]]``; the sessions are numbered from 0."""
+    items, offsets = arrays["items"], arrays["offsets"]
+    if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or len(offsets) < 2:
+        raise DataError(f"{path}: offsets must be whole numbers, one more than sessions")
+    ends = offsets.astype(np.int64)  # unsigned numbers have no negative difference
+    lengths = ends[1:] - ends[:-1]
+    if offsets[0] != 0 or offsets[-1] != len(items) or (lengths < 0).any():
+        raise DataError(f"{path}: offsets must rise from 0 to the number of items, {len(items):,}")
+    empty = np.flatnonzero(lengths == 0)
+    if len(empty) and options.on_bad == "error":
+        raise bad_row(f"{path}, session {empty[0]}", "the session has no items", "remove it")
+    frame = pl.DataFrame({"session": np.repeat(np.arange(len(lengths)), lengths), "item": items})
+    skipped = {"the session has no items": len(empty)} if len(empty) else {}
+    source = frame_source(str(path), frame, skipped=skipped)
+    return to_interactions(source, replace(options, session="session"))
+
+
 def read_strong(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
     """Read a split over users: train, valid_in, valid_target, test_in and test_target.
 
@@ -234,8 +279,36 @@ def read_multvae(folder: str | os.PathLike[str]) -> dict[str, Interactions]:
     return _assembled(root, pairs, STRONG, items)
 
 
+def _load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Load all arrays; nothing is ever unpickled."""
+    try:
+        with path.open("rb") as stream:
+            stored = np.load(stream, allow_pickle=False)
+            if not isinstance(stored, np.lib.npyio.NpzFile):
+                raise DataError(f"{path} is a single array; give an .npz with users and items")
+            with stored:
+                return {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} is not a complete .npz file; fetch it again ({error})") from error
+
+
+def _pair_arrays(
+    path: Path, arrays: dict[str, npt.NDArray[Any]]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return the arrays `users` and `items`, checked."""
+    if not {"users", "items"} <= set(arrays):
+        listed = ", ".join(arrays) or "nothing"
+        raise DataError(f"{path} holds {listed}; it needs the arrays users and items")
+    users, items = arrays["users"], arrays["items"]
+    if users.ndim != 1 or users.shape != items.shape:
+        raise DataError(f"{path}: users {users.shape} and items {items.shape} need one shape")
+    return users, items
+
+
 def _npz_pairs(path: Path) -> pl.DataFrame:
-    users, items = pair_arrays(path, load_arrays(existing_file(path)))
+    users, items = _pair_arrays(path, _load_arrays(existing_file(path)))
     frame = pl.DataFrame({"users": users, "items": items})
     return _checked_pairs(BadRows(Table(frame, row_of(str(path))), "error"), "users", "items")
 

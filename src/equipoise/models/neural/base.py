@@ -45,7 +45,7 @@ from equipoise.ranking.terms import Adder, DerivedTerm, LowRank, Rows
 from equipoise.runtime.kernels import Floats
 from equipoise.runtime.machine import count
 from equipoise.runtime.resume import first_difference
-from equipoise.solve.options import SolveOptions
+from equipoise.solve.planning import SolveOptions
 from equipoise.solve.torch_backend import Tensor, find_device, load_torch, send
 
 logger = logging.getLogger(__name__)
