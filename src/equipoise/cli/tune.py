@@ -25,6 +25,7 @@ from equipoise.cli.framework import (
     option,
     say,
     show,
+    show_periods,
     table,
     verdict_text,
 )
@@ -206,17 +207,8 @@ def show_estimate(estimate: Estimate | Forecast | None) -> None:
         f"(standard error), from {'1 period' if n_periods == 1 else f'{n_periods} periods'} with "
         f"{estimate.n_users:,} users in all"
     )
-    yardsticks = [
-        (name, value, *estimate.of_yardsticks[name]) for name, value in estimate.yardsticks.items()
-    ]
-    rows = [("this model", estimate.value, *estimate.periods), *yardsticks]
-    show(
-        rows,
-        estimate.metric,
-        "mean",
-        *estimate.days,
-        best=dict.fromkeys(["mean", *estimate.days], 1),
-    )
+    values = {"this model": estimate.periods, **estimate.of_yardsticks}
+    show_periods(estimate.days, values, title=f"{estimate.metric} in each period")
     say()
     verdict = estimate.verdict
     say(verdict_text(verdict))
