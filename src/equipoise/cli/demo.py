@@ -176,8 +176,8 @@ def _show_models(models: list[dict[str, Any]], tests: list[dict[str, Any]], user
     show([(model["name"], model["words"], f"{model['seconds']:.2f} s") for model in models])
     say(
         "\nDropout penalises popular films in proportion. DAN discounts very active users (beta) "
-        "and\npopular films (alpha). Settings were tuned on the valid part, with more trials for "
-        "DAN;\nthe last model derives its settings from the data.",
+        "and popular films (alpha). Settings were tuned on the valid part, with more trials for "
+        "DAN; the last model derives its settings from the data.",
         "dim",
     )
     _heading("3", f"Accuracy for {users} users the models never saw, lists of {K}")
@@ -209,7 +209,7 @@ def _show_example(example: dict[str, Any]) -> None:
     if example["chosen"]:
         say(
             "The one for whom DAN finds most hidden films that EASE misses, tail films first; the "
-            "table\nabove has all users.",
+            "table above has all users.",
             "dim",
         )
     for word, films in (("liked   ", example["history"]), ("hidden  ", example["hidden"])):
