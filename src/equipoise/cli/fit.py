@@ -61,7 +61,7 @@ def plan(
     from equipoise.solve.planning import plan as make_plan
 
     sizes = (users, items, interactions)
-    if (data is None) == all(size is None for size in sizes):
+    if (data is None) == all(size is None for size in sizes) or (data is None and None in sizes):
         raise SettingError("give either DATA or --users, --items and --interactions")
     cost = make_plan(
         reading.load(data) if data is not None else None,

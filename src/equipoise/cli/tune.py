@@ -199,7 +199,12 @@ def show_estimate(estimate: Estimate | Forecast | None) -> None:
     if estimate is None:
         return
     if not isinstance(estimate, Forecast):
-        say(f"on new users: {estimate}")
+        figure, *_ = str(estimate).split("\n")
+        say(f"on new users: {figure}")
+        values = {"this model": estimate.value, **estimate.yardsticks}
+        show([values.values()], *values)
+        say()
+        say(verdict_text(estimate.verdict))
         return
     n_periods = len(estimate.periods)
     say(
