@@ -90,7 +90,7 @@ def backtest(
     options.confirm(tested, interactions, "the backtest", solves=folds, yes=yes)
     name = metric.partition("@")[0]
     periods = "1 period" if folds == 1 else f"{folds} periods"
-    with working(f"testing {tested.summary()} on {periods}") as progress:
+    with working(f"testing {tested.label} on {periods}") as progress:
         result = measure(
             tested,
             interactions,
