@@ -34,10 +34,14 @@ def test_backtest_prints_what_the_library_measures(run: Run, shop: Path) -> None
     assert done.exit_code == 0, done.output
     data = eq.read(shop / "events.csv")
     result = eq.backtest(eq.EASE(l2=5.0), data, "30h", 2)
-    for name in result.results:
-        figures = [result.value(model=name), result.error(model=name), *result.values(model=name)]
-        rows = [_cells(line) for line in done.stdout.splitlines()]
-        assert [name, *(f"{figure:.4f}" for figure in figures)] in rows
+    rows = [_cells(line) for line in done.stdout.splitlines()]
+    assert ["period", "this model", *list(result.results)[1:]] in rows
+    lines = {"mean": [result.value(model=name) for name in result.results]}
+    lines["± error"] = [result.error(model=name) for name in result.results]
+    for number, fold in enumerate(result.folds):
+        lines[fold.cut.days] = [result.values(model=name)[number] for name in result.results]
+    for label, figures in lines.items():
+        assert [label, *(f"{figure:.4f}" for figure in figures)] in rows
     assert result.verdict in done.stdout
     assert all(sentence in done.stdout for sentence in result.notes)
     for fold in result.folds:
@@ -69,7 +73,9 @@ def test_repeated_items_are_reported_apart(run: Run, shelf: Path) -> None:
     options = ("--model", "popularity", "--horizon", "4d", "--folds", 2)
     done = run("backtest", shelf, *options)
     assert done.exit_code == 0, done.output
-    assert "ndcg@20 on repeated" in done.stdout
+    heads = [line.split() for line in done.stdout.splitlines()]
+    assert ["new", "new", "repeated"] in heads
+    assert ["period", "users", "pairs", "items", "users", "repeated", "ndcg@20"] in heads
     assert "items new to the user, after each cut" in done.stdout
     again = run("backtest", shelf, *options, "--repeats", "again")
     assert "items used before, after each cut" in again.stdout
@@ -129,8 +135,10 @@ def test_fit_chooses_for_the_time_after_the_last_event(
     done = run("fit", shelf, tmp_path / "again", *options)
     assert f"after the last event: ndcg@20 {estimate['value']:.4f} ± " in done.stdout
     assert estimate["verdict"] in done.stdout
-    for name, value in {"this model": estimate["value"], **estimate["yardsticks"]}.items():
-        assert any(_cells(line)[:2] == [name, f"{value:.4f}"] for line in done.stdout.splitlines())
+    means = [estimate["value"], *estimate["yardsticks"].values()]
+    rows = [_cells(line) for line in done.stdout.splitlines()]
+    assert ["period", "this model", *estimate["yardsticks"]] in rows
+    assert ["mean", *(f"{mean:.4f}" for mean in means)] in rows
     assert all(day in done.stdout for day in estimate["days"])
 
 

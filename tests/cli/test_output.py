@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.cli.conftest import call
 
 from equipoise.cli import framework
 
@@ -92,3 +93,46 @@ def test_a_reader_that_stops_early_ends_the_command_quietly(shop: Path) -> None:
         os.close(writer)
         assert done.returncode == 141
         assert "Error" not in done.stderr
+
+
+def test_figures_of_periods_fit_into_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of models and dates of periods are whole where four models are compared."""
+    monkeypatch.setattr(framework, "PIPE_WIDTH", 80)
+    days = ["2023-11-15 12:00 to 11-16 12:00", "2023-12-27 to 2024-01-02"]
+    models = ["this model", "popular", "popular lately", "item-kNN"]
+    framework.show_periods(days, {name: [0.125, 0.25] for name in models}, [0.5] * 4, "ndcg@20")
+    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    rows = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert rows[2:] == [
+        ["period", *models],
+        [days[0], *["0.1250"] * 4],
+        [days[1], *["0.2500"] * 4],
+        ["mean", *["0.1875"] * 4],
+        ["± error", *["0.5000"] * 4],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cell", "is_number"),
+    [
+        *[(text, True) for text in ("1,234", "5.0%", "16 KB", "0.1 ± 0.01", "-", "", "2.5e-06")],
+        *[(text, False) for text in ("288 5%, 286 4%", "2023-11-15 to 2023-11-22", "7th Heaven")],
+    ],
+)
+def test_only_numbers_are_aligned_to_the_right(cell: str, is_number: bool) -> None:
+    column = framework.table([["name", cell]], "name", "value").columns[1]
+    assert column.justify == ("right" if is_number else "left")
+
+
+def test_help_fills_the_lines_and_names_choices_whole() -> None:
+    """Lines of a docstring once stayed apart, and the choices of --model broke within names."""
+    help_text = call("fit", "--help").stdout
+    lines = [line.strip() for line in help_text.splitlines()]
+    start = next(at for at, line in enumerate(lines) if line.startswith("The family and"))
+    stop = lines.index("", start)
+    assert all(len(line) > 55 for line in lines[start : stop - 1])
+    for name in ("item-knn", "turbo-cf", "xsimgcl"):
+        assert name in help_text
+    assert "|popularity" not in help_text

@@ -194,6 +194,24 @@ def test_explained_parts_add_up(run: Run, someone: str, answer: Answer) -> None:
     assert shown.strip().startswith("Green tea: score ")
 
 
+def test_a_trend_is_one_of_the_parts_and_reasons(tmp_path: Path) -> None:
+    """The parts that `explain` prints must sum to the score above them."""
+    rng = np.random.default_rng(0)
+    rows = [(f"u{rng.integers(40)}", f"i{rng.integers(12)}", 1.0, day) for day in range(600)]
+    model = eq.EASE(l2=5.0, trend=eq.Trend(half_life="60s", share=3.0)).fit(eq.read(rows))
+    model.save(tmp_path / "model")
+    user = "u1"
+    best = model.recommend([user], k=1).items[0][0]
+    shown = call("explain", tmp_path / "model", best, "--user", user).stdout.splitlines()
+    at = shown.index(next(line for line in shown if "score" in line))
+    score = float(shown[at].split()[2].rstrip(","))
+    parts = {" ".join(words[:-1]): float(words[-1]) for words in map(str.split, shown[at + 2 :])}
+    assert parts["popular lately"] > 0
+    assert sum(parts.values()) == pytest.approx(score, abs=1e-3)
+    listed = call("recommend", tmp_path / "model", "--user", user, "--why", "-k", "3").stdout
+    assert "popular lately" in listed
+
+
 def films() -> eq.Interactions:
     titles = pl.DataFrame({"title": ["Heat", "heat", "7"]})
     return eq.Interactions([[1, 1, 0], [0, 1, 1]], [1, 2], [5, 6, 8], catalogue=titles)

@@ -484,3 +484,11 @@ def test_read_lists_exactly_the_fields_of_its_options():
     assert [(option.name, option.default) for option in options] == [
         (parameter.name, parameter.default) for parameter in listed
     ]
+
+
+def test_events_dated_in_the_future_are_named() -> None:
+    """One wrong year makes all other events look old to a trend and a decay."""
+    rows = [("ann", "tea", 1.0, 1_700_000_000), ("bob", "tea", 1.0, 1_700_000_100)]
+    assert not any("future" in note for note in eq.read(rows).notes)
+    (note,) = [n for n in eq.read([*rows, ("eve", "jam", 1.0, 4.07e9)]).notes if "future" in n]
+    assert note.startswith("1 event is dated in the future, the last on 2098-12-21: ")

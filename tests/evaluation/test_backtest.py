@@ -13,6 +13,7 @@ import pytest
 
 import equipoise as eq
 from equipoise.evaluation.backtest import (
+    Cut,
     best_half_life,
     folds_of,
     forecast_error,
@@ -57,6 +58,19 @@ def test_folds_end_with_the_data_one_horizon_apart() -> None:
         # targets are new to their user
         assert fold.part.history.matrix.multiply(fold.part.target.matrix).nnz == 0
     assert folds[0].cut.days.count("-") == 4
+
+
+def test_short_periods_are_named_with_the_time_of_day() -> None:
+    """Three periods of one day must not have the same name."""
+    day = 1_700_006_400.0  # midnight
+    names = [Cut(day, day + 7 * DAY).days, Cut(day, day + DAY / 2).days]
+    names += [Cut(day + DAY / 2, day + 1.5 * DAY).days, Cut(day, day + 90).days]
+    assert names == [
+        "2023-11-15 to 2023-11-22",
+        "2023-11-15 00:00 to 12:00",
+        "2023-11-15 12:00 to 11-16 12:00",
+        "2023-11-15 00:00:00 to 00:01:30",
+    ]
 
 
 def test_without_a_horizon_each_fold_has_a_tenth_of_the_events() -> None:

@@ -399,3 +399,16 @@ def test_returns_are_not_clicks_in_a_fit_or_a_history() -> None:
         with_returns = model.clone().fit(returned)
         assert_array_equal(with_returns.score(returned.users), expected.score(without.users))
         assert_array_equal(with_returns.score(returned), expected.score(without))
+
+
+def test_the_automatic_choice_is_logged_beside_nearest_neighbours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whoever fits SLIST must see if a model of nearest neighbours finds more next clicks."""
+    with caplog.at_level(logging.INFO, "equipoise"):
+        eq.SLIST(l2="auto").fit(drawn(60, 8))
+    *_, line = [r.getMessage() for r in caplog.records if "sessions: SLIST" in r.getMessage()]
+    assert line.startswith("MRR@20 in the last 6 sessions: SLIST 0.")
+    best = max(float(r.args[1]) for r in caplog.records if r.msg == "%s: MRR@20 %.4f")
+    assert f"SLIST {best:.4f}, STAN 0." in line
+    assert ", VSTAN 0." in line

@@ -202,7 +202,11 @@ def test_being_popular_lately_is_a_reason_where_it_adds_more_than_a_listed_item(
     for row, items in enumerate(lists.items):
         for rank, item in enumerate(items):
             parts = model.explain(lists.users[row], item)
-            listed = [part["contribution"] for part in parts.strongest(2)]
+            reasons = parts.strongest(2)
+            listed = [part["contribution"] for part in reasons if part["item"] is not None]
+            titles = [part["title"] for part in reasons]
+            assert ("popular lately" in titles) == lists.trending[row][rank]
+            assert sorted(reasons, key=lambda part: -part["contribution"]) == reasons
             is_reason = constant[int(model.item_index_.position(item))] > min(listed, default=0.0)
             assert lists.trending[row][rank] == is_reason
     flags = np.array(lists.trending)

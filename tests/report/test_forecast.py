@@ -81,6 +81,9 @@ def test_model_chosen_by_time_is_reported_with_its_stored_forecast(log: Interact
     assert forecast["verdict"] == estimate.verdict
     assert forecast["rows"][0]["periods"] == list(estimate.periods)
     assert {row["name"]: row["value"] for row in forecast["rows"][1:]} == estimate.yardsticks
+    for row in forecast["rows"][1:]:
+        assert row["periods"] == list(estimate.of_yardsticks[row["name"]])
+    assert any("with your model, " in sentence for sentence in glance(collected))
     assert [period["days"] for period in forecast["periods"]] == list(estimate.days)
     html = render(collected)
     assert estimate.verdict in html

@@ -302,3 +302,22 @@ def test_optuna_leaves_fixed_settings_alone(synthetic: Interactions) -> None:
     assert tuned.solves == 6
     assert set(tuned.trials["l2"]) == {3.3}
     assert tuned.trials["dropout"].n_unique() == 6
+
+
+def test_yardsticks_are_measured_on_users_they_have_not_seen(synthetic: Interactions) -> None:
+    """A newcomer without times must see whether plain popularity would do."""
+    estimate = eq.tune(eq.EASE, synthetic, grid={"l2": [2.0, 20.0]}, users=60).estimate
+    assert estimate.yardsticks.keys() == {"popular", "item-kNN"}
+    assert estimate.verdict in str(estimate)
+    part = OnLeftOut(synthetic, {"ndcg@20": 1.0}, "balance", 60, 0).part
+    values = []
+    for row in range(part.history.n_users):
+        user = part.history.rows([row])
+        others = synthetic.select(users=[u for u in synthetic.users if u != user.users[0]])
+        listed = eq.Popularity().fit(others).recommend(user, k=20).items[0]
+        hidden = set(part.target.rows([row]).history(user.users[0]))
+        gains = [1 / np.log2(rank + 2) for rank, item in enumerate(listed) if item in hidden]
+        ideal = sum(1 / np.log2(rank + 2) for rank in range(min(len(hidden), 20)))
+        values.append(sum(gains) / ideal)
+    # it leaves out up to a twentieth of the users together, not one at a time
+    assert estimate.yardsticks["popular"] == pytest.approx(np.mean(values), abs=0.02)

@@ -19,6 +19,7 @@ from equipoise.cli.framework import (
     option,
     say,
     show,
+    show_periods,
     verdict_text,
     working,
 )
@@ -89,7 +90,7 @@ def backtest(
     options.confirm(tested, interactions, "the backtest", solves=folds, yes=yes)
     name = metric.partition("@")[0]
     periods = "1 period" if folds == 1 else f"{folds} periods"
-    with working(f"testing {tested.summary()} on {periods}") as progress:
+    with working(f"testing {tested.label} on {periods}") as progress:
         result = measure(
             tested,
             interactions,
@@ -148,16 +149,16 @@ def _model(path: Path | None, chosen: ModelOptions) -> Recommender:
     return load(path)
 
 
-def _show_periods(result: Backtest, days: list[str]) -> None:
+def _show_contents(result: Backtest, days: list[str]) -> None:
     """Print what happened in each period, and the figure on repeated items where there are any."""
-    names = ["period", "users", "pairs", "on new items", "of new users", "repeated"]
+    names = ["period", "users", "pairs", "new\nitems", "new\nusers", "repeated"]
     rows = []
     for period, row in zip(days, result.periods().to_dicts(), strict=True):
         shares = [f"{row[n]:.0%}" for n in ("unknown_items", "unknown_users", "repeated")]
         figure = None if math.isnan(row[REPEATED]) else row[REPEATED]
         rows.append([period, row["users"], row["pairs"], *shares, figure])
     if any(result.again):
-        names.append(f"{METRIC} on repeated")
+        names.append(f"repeated\n{METRIC}")
     show([row[: len(names)] for row in rows], *names, title="What happened in each period")
 
 
@@ -166,26 +167,13 @@ def _show(result: Backtest, metric: str, repeats: str) -> None:
     say(result.models[result.name], "bold")
     items = {"new": "items new to the user", "all": "all items", "again": "items used before"}
     days = [fold.cut.days for fold in result.folds]
-    rows = [
-        (
-            name,
-            result.value(metric, name),
-            result.error(metric, name),
-            *result.values(metric, name),
-        )
+    values = {
+        "this model" if name == result.name else name: result.values(metric, name)
         for name in result.results
-    ]
-    title = f"{metric} on {items[repeats]}, after each cut"
-    show(
-        rows,
-        "model",
-        "mean",
-        "± error",
-        *days,
-        title=title,
-        best=dict.fromkeys(["mean", *days], 1),
-    )
-    _show_periods(result, days)
+    }
+    errors = [result.error(metric, name) for name in result.results]
+    show_periods(days, values, errors, f"{metric} on {items[repeats]}, after each cut")
+    _show_contents(result, days)
     say()
     verdict = result.verdict_of(metric)
     say(verdict_text(verdict))
@@ -195,8 +183,9 @@ def _show(result: Backtest, metric: str, repeats: str) -> None:
         {
             **{name: YARDSTICKS[name] for name in result.results if name in YARDSTICKS},
             "± error": "standard error of the mean as a forecast of the next period",
-            "pairs": "a user and an item of the period, counted once; new items and new users "
-            "did not exist before the cut, and no list can contain or reach them",
+            "pairs": "a user and an item of the period, counted once",
+            "new items, new users": "shares of the pairs whose item or user did not exist before "
+            "the cut; no list can contain or reach them",
             "repeated": "share of the pairs whose item the user had used before; --repeats again "
             "evaluates these",
         }

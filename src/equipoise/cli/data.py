@@ -408,9 +408,9 @@ def require_split(source: str) -> Split:
     """Return the split in a folder; raise if it holds none."""
     split = open_split(source)
     if split is None:
-        raise DataError(
-            f"{source} is not a saved split; make one with `equipoise split DATA {source}`"
-        )
+        # where SOURCE is a table, it is what to split, not where to write
+        names = f"{source} SPLIT" if Path(source).is_file() else f"DATA {source}"
+        raise DataError(f"{source} is not a saved split; make one with `equipoise split {names}`")
     return split
 
 

@@ -177,8 +177,8 @@ def _show_models(models: list[dict[str, Any]], tests: list[dict[str, Any]], user
     _heading("2", "Four models, one closed-form solve each")
     show([(model["name"], model["words"], f"{model['seconds']:.2f} s") for model in models])
     say(
-        "\nDropout penalises films in proportion to their popularity. DAN discounts very active\n"
-        "users (beta) and popular films (alpha). Settings were tuned on the valid part, with\n"
+        "\nDropout penalises films in proportion to their popularity. DAN discounts very active "
+        "users (beta) and popular films (alpha). Settings were tuned on the valid part, with "
         "more trials for DAN; the last model derives its settings from the data.",
         "dim",
     )
@@ -210,7 +210,7 @@ def _show_example(example: dict[str, Any]) -> None:
     _heading("4", f"One of these users, number {example['user']}")
     if example["chosen"]:
         say(
-            "For this test user DAN finds the most hidden films that EASE misses, tail films\n"
+            "For this test user DAN finds the most hidden films that EASE misses, tail films "
             "first. The table above is the mean over all users.",
             "dim",
         )

@@ -130,7 +130,7 @@ def _leave_one_out(
         raise SettingError("--leave-one-out takes only MODEL, without a split or --model")
     refuse_options(options, f"{paths[0]} is evaluated as it was saved", "threads")
     model = load(paths[0])
-    with working(f"leaving users out of {model.summary()}") as progress:
+    with working(f"leaving users out of {model.label}") as progress:
         return leave_one_out(model, progress=progress, **settings), model.summary()
 
 

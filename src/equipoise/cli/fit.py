@@ -61,7 +61,7 @@ def plan(
     from equipoise.solve.planning import plan as make_plan
 
     sizes = (users, items, interactions)
-    if (data is None) == all(size is None for size in sizes):
+    if (data is None) == all(size is None for size in sizes) or (data is None and None in sizes):
         raise SettingError("give either DATA or --users, --items and --interactions")
     cost = make_plan(
         reading.load(data) if data is not None else None,
@@ -138,7 +138,7 @@ def fit(
             note("fitting once with automatic settings: a search needs solves on this machine")
         model = chosen.build()
         arguments = chosen.fit_arguments(model) | options.worker_arguments()
-        with working(f"fitting {model.summary()} on the workers"):
+        with working(f"fitting {model.label} on the workers"):
             model = fit_on_workers(
                 model, opened, where="workers", client=reading.cluster, **arguments
             )
@@ -318,7 +318,7 @@ def update(
         table = reading.load(remove)
         removed = table if removed is None else removed.union(table)
     start = perf_counter()
-    with working(f"updating {fitted.summary()}"):
+    with working(f"updating {fitted.label}"):
         fitted.update(added, removed, replace=replace)
     _save(fitted, out or model, perf_counter() - start, as_json)
 

@@ -5,6 +5,7 @@ Tables and JSON go to stdout; notes, progress and errors to stderr.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import functools
@@ -41,6 +42,7 @@ live_consoles: list[Console] = []
 current_context: ContextVar[Any] = ContextVar("current_context", default=None)
 
 ID_FIELDS = ("user", "item", "sources")  # printed as text with --json
+MOST_CHOICES = 16  # characters of the choices that are the placeholder of their option
 PIPE_WIDTH = 1000  # columns where stdout is a file or a pipe: nothing is folded or cut
 FIRST_NOTE = 2.0  # seconds before a running command prints its first progress line
 REMINDER = 30.0  # seconds between progress lines without a terminal
@@ -54,7 +56,8 @@ SETTING = re.compile(r"""\b([a-z]\w*)=('[^']*'|"[^"]*"|True\b|False\b|-?\d[\w.]*
 FILTER = re.compile(r"data\.filter\((\w+)=\.\.\.\)")
 # a column that they ask for
 COLUMN = re.compile(r"eq\.read\(\.\.\., (\w+)=\.\.\.\)")
-NUMERIC = re.compile(r"[-+]?[\d.]|-?$")
+# a cell with a number, perhaps with its unit or error: 1,234, 5.0%, 16 KB, 0.1 ± 0.01
+NUMERIC = re.compile(r"-?$|(± )?[-+]?[\d.][\d,.e+-]*( ?(%|[^\W\d]+))?( ± [\d.]+)?$")
 
 Report = Callable[[int, int], None]  # called with steps done and steps in all
 Command = Callable[..., None]
@@ -195,6 +198,31 @@ def show(
     if title is not None:
         say(title, "bold")
     console().print(table(rows, *headings, best=best))
+
+
+def show_periods(
+    days: Iterable[str],
+    values: Mapping[str, Iterable[float]],
+    errors: Iterable[float | None] | None = None,
+    title: str | None = None,
+) -> None:
+    """Print the values of models, the best bold: a row per period, their mean, and its errors.
+
+    Models are the columns, since four of them fit into 80 columns and the dates of several
+    periods do not.
+    """
+    of_models = {name: list(figures) for name, figures in values.items()}
+    lines = dict(zip(days, zip(*of_models.values(), strict=True), strict=True))
+    means = {name: [v for v in figures if v == v] for name, figures in of_models.items()}
+    lines["mean"] = tuple(sum(v) / len(v) if v else math.nan for v in means.values())
+    rows: list[list[Any]] = []
+    for name, figures in lines.items():
+        best = max((figure for figure in figures if figure == figure), default=None)
+        cells = [Text(number(f), "bold" if f == best else "") for f in figures]
+        rows.append([name, *cells])
+    if errors is not None:
+        rows.append(["± error", *(None if error is None else number(error) for error in errors)])
+    show(rows, "period", *of_models, title=title)
 
 
 VERDICTS = {"better": "green", "worse": "red", "no clear difference": "dim"}
@@ -472,6 +500,8 @@ def _expand_groups(function: Command) -> Command:
             values[name] = hints[name](**{field: values.pop(field) for field in fields})
         function(**values)
 
+    command.__doc__ = _in_paragraphs(function.__doc__ or "")
+    options = {name: (_with_choices(kind), default) for name, (kind, default) in options.items()}
     command.__annotations__ = {name: kind for name, (kind, _) in options.items()}
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
@@ -479,3 +509,33 @@ def _expand_groups(function: Command) -> Command:
     ]
     vars(command)["__signature__"] = inspect.Signature(parameters)
     return command
+
+
+def _in_paragraphs(text: str) -> str:
+    """Return a docstring with each paragraph on one line, so that help fills the terminal."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _with_choices(kind: Any) -> Any:
+    """Return the type of an option whose help lists its choices, if they are long.
+
+    As the placeholder of the option, long choices would be broken within their names.
+    """
+    if typing.get_origin(kind) is not Annotated:
+        return kind
+    declared, *extras = typing.get_args(kind)
+    alternatives = (declared, *typing.get_args(declared))
+    literals = [part for part in alternatives if typing.get_origin(part) is typing.Literal]
+    names = [str(name) for part in literals for name in typing.get_args(part)]
+    if len("|".join(names)) <= MOST_CHOICES:
+        return kind
+    described = []
+    for extra in extras:
+        if isinstance(extra, typer.models.OptionInfo):
+            help, bracket, default = (extra.help or "").partition(" [")
+            extra = copy.copy(extra)
+            extra.metavar = "<name>"
+            extra.help = f"{help.rstrip('.')}: {', '.join(names)}.{bracket}{default}"
+        described.append(extra)
+    return Annotated[declared, *described]

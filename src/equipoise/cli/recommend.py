@@ -239,6 +239,7 @@ def explain(
 ) -> None:
     """Show how much each item of a history adds to an item's score."""
     from equipoise.models import load
+    from equipoise.models.recommendations import POPULAR_LATELY
 
     fitted = load(model)
     (item_id,) = find_items(fitted._served, [item])
@@ -252,7 +253,11 @@ def explain(
         emit({**vars(explanation), "title": label})
         return
     frame = explanation.to_frame()
-    rows = ((str(source), *values) for source, *values in frame.rows())
+    rows = [(str(source), *values) for source, *values in frame.rows()]
+    if explanation.trend:
+        rest = [""] * (frame.width - 2)
+        rows.append((POPULAR_LATELY, explanation.trend, *rest))
+        rows.sort(key=lambda row: -row[1])
     show(rows, *frame.columns, title=f"{label}: score {explanation.score:.4f}, the sum of")
 
 

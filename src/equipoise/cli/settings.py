@@ -483,7 +483,7 @@ class FitOptions(RunOptions):
         options = self.keywords(**more)
         logger = logging.getLogger("equipoise")
         level = logger.level
-        with working(f"fitting {model.summary()} on {data.n_items:,} items") as report:
+        with working(f"fitting {model.label} on {data.n_items:,} items") as report:
             if "progress" in model._fit_options():
                 # the first two fields are steps done and steps in all, for tiles and epochs
                 options["progress"] = lambda state: report(*dataclasses.astuple(state)[:2])

@@ -25,6 +25,7 @@ from equipoise.cli.framework import (
     option,
     say,
     show,
+    show_periods,
     table,
     verdict_text,
 )
@@ -198,7 +199,12 @@ def show_estimate(estimate: Estimate | Forecast | None) -> None:
     if estimate is None:
         return
     if not isinstance(estimate, Forecast):
-        say(f"on new users: {estimate}")
+        figure, *_ = str(estimate).split("\n")
+        say(f"on new users: {figure}")
+        values = {"this model": estimate.value, **estimate.yardsticks}
+        show([values.values()], *values)
+        say()
+        say(verdict_text(estimate.verdict))
         return
     n_periods = len(estimate.periods)
     say(
@@ -206,17 +212,8 @@ def show_estimate(estimate: Estimate | Forecast | None) -> None:
         f"(standard error), from {'1 period' if n_periods == 1 else f'{n_periods} periods'} with "
         f"{estimate.n_users:,} users in all"
     )
-    yardsticks = [
-        (name, value, *estimate.of_yardsticks[name]) for name, value in estimate.yardsticks.items()
-    ]
-    rows = [("this model", estimate.value, *estimate.periods), *yardsticks]
-    show(
-        rows,
-        estimate.metric,
-        "mean",
-        *estimate.days,
-        best=dict.fromkeys(["mean", *estimate.days], 1),
-    )
+    values = {"this model": estimate.periods, **estimate.of_yardsticks}
+    show_periods(estimate.days, values, title=f"{estimate.metric} in each period")
     say()
     verdict = estimate.verdict
     say(verdict_text(verdict))

@@ -38,6 +38,7 @@ HALF_LIVES = (
 )  # that recent popularity and a search choose from
 LONGEST, SHORTEST = 2, 1000  # a half-life is at most 1/2 and at least 1/1000 of the time span
 METRIC = "ndcg@20"
+DAY, HOUR = 86400.0, 3600.0
 ITEM_IDS = "item ids"  # column that joins the catalogue of a model with other data
 
 Floats = npt.NDArray[np.float64]
@@ -51,9 +52,13 @@ class Cut(NamedTuple):
 
     @property
     def days(self) -> str:
-        """First and last day, as text."""
-        first, last = (datetime.fromtimestamp(t, UTC).date() for t in (self.start, self.end))
-        return f"{first} to {last}"
+        """First and last day, as text; with the time of day if they are less than two days."""
+        first, last = (datetime.fromtimestamp(t, UTC) for t in (self.start, self.end))
+        if self.end - self.start >= 2 * DAY:
+            return f"{first.date()} to {last.date()}"
+        clock = "%H:%M" if self.end - self.start >= 2 * HOUR else "%H:%M:%S"
+        day = "" if first.date() == last.date() else "%m-%d "
+        return f"{first:%Y-%m-%d {clock}} to {last:{day}{clock}}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +136,7 @@ def _cuts(times: Any, horizon: str | float | None, folds: int) -> list[Cut]:
         length = period("horizon", horizon)
         if end - length <= ordered[0]:
             seconds = float(ordered[-1] - ordered[0])
-            days = seconds / 86400
+            days = seconds / DAY
             span = f"{days:.0f} days" if days >= 2 else duration(seconds)
             raise DataError(f"the data span {span}, no longer than the horizon; use a shorter one")
         folds = int(min(folds, (end - ordered[0]) // length + 1))

@@ -197,8 +197,9 @@ class Explanation:
     def strongest(self, most: int) -> list[dict[str, Any]]:
         """Return item, title, contribution and share of the items that raise the score most.
 
-        The share is that of everything that raises the score. An item without users also has the
-        attributes that it shares with each, as text: "shared".
+        The share is that of everything that raises the score. A trend that adds more than the
+        weakest of them is listed too: its item is None, its title "popular lately". An item
+        without users also has the attributes that it shares with each, as text: "shared".
         """
         titles = self.titles or map(str, self.sources)
         raised = sum(max(part, 0.0) for part in (*self.contributions, self.trend))
@@ -209,7 +210,12 @@ class Explanation:
             columns.append(self._shared_text())
             names.append("shared")
         rows = zip(*columns, strict=True)
-        return [dict(zip(names, row, strict=True)) for row in rows if row[2] > 0][:most]
+        reasons = [dict(zip(names, row, strict=True)) for row in rows if row[2] > 0][:most]
+        if self.trend > (reasons[-1]["contribution"] if reasons else 0.0):
+            of_trend = [None, POPULAR_LATELY, self.trend, self.trend / raised, ""]
+            reasons.append(dict(zip(names, of_trend, strict=False)))
+            reasons.sort(key=lambda reason: -reason["contribution"])
+        return reasons
 
     def _shared_text(self) -> list[str]:
         return [", ".join(" ".join(pair) for pair in row) for row in self.shared or []]

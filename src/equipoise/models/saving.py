@@ -205,14 +205,18 @@ def _restored_estimate(saved: Fields) -> dict[str, Any]:
         if name in saved:
             numbers = saved.group(name)
             estimate[name] = {key: numbers.number(key) for key in numbers}
+    if "yardstick_periods" in saved:
+        estimate["yardstick_periods"] = _numbers_in_groups(saved.group("yardstick_periods"))
     if "verdict" in saved:
         estimate["verdict"] = saved.text("verdict")
-    values = saved.group("values")
-    groups = {name: values.group(name) for name in values}
-    estimate["values"] = {
-        name: {key: group.number(key) for key in group} for name, group in groups.items()
-    }
+    estimate["values"] = _numbers_in_groups(saved.group("values"))
     return estimate
+
+
+def _numbers_in_groups(saved: Fields) -> dict[str, dict[str, float]]:
+    """Return groups of numbers by their names."""
+    groups = {name: saved.group(name) for name in saved}
+    return {name: {key: group.number(key) for key in group} for name, group in groups.items()}
 
 
 def build(settings: Any) -> Recommender:

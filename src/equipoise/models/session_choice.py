@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from equipoise.data.interactions import Interactions
 from equipoise.data.split.session_split import reveal
+from equipoise.models.session_neighbours import STAN, VSTAN
 from equipoise.solve.planning import SolveOptions
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ def choose(model: Any, data: Interactions, options: SolveOptions) -> Settings:
         for name in AXES:
             for settings in _steps(trials.best, name):
                 is_improved |= trials.visit(settings)
+    if logger.isEnabledFor(logging.INFO):
+        trials.log_yardsticks()
     return _only(names, trials.best)
 
 
@@ -75,6 +78,7 @@ class Trials:
     target: npt.NDArray[Any]
     names: frozenset[str]
     options: SolveOptions
+    n_sessions: int  # held out
     best: Settings = field(default_factory=dict)
     best_mrr: float = -np.inf
     _seen: list[Settings] = field(default_factory=list)
@@ -98,7 +102,8 @@ class Trials:
         if len(events) > MOST_EVENTS:
             events = events[np.linspace(0, len(events) - 1, MOST_EVENTS).astype(np.int64)]
         targets = target.matrix.indices[events, None]
-        return cls(model, train.columns(known), history.rows(events), targets, names, options)
+        history, n_sessions = history.rows(events), data.n_users - last
+        return cls(model, train.columns(known), history, targets, names, options, n_sessions)
 
     @property
     def has_room(self) -> bool:
@@ -124,9 +129,20 @@ class Trials:
             self.best, self.best_mrr = {**solved, "decay_inference": decay}, mrr[decay]
         return is_best
 
+    def log_yardsticks(self) -> None:
+        """Log the best MRR@20 beside those of the nearest-neighbour models."""
+        figures = {type(self.model).__name__: self.best_mrr}
+        for neighbours in (STAN(), VSTAN()):
+            figures[type(neighbours).__name__] = self._mrr_of(neighbours.fit(self.train))
+        listed = ", ".join(f"{name} {mrr:.4f}" for name, mrr in figures.items())
+        logger.info("MRR@20 in the last %s sessions: %s", f"{self.n_sessions:,}", listed)
+
     def _mrr(self, fitted: Any, settings: Settings, decay: float) -> float:
         variant = fitted._vary({**settings, "decay_inference": decay}).reuse(fitted)
-        lists = variant.rank(self.history, LISTED).items
+        return self._mrr_of(variant)
+
+    def _mrr_of(self, fitted: Any) -> float:
+        lists = fitted.rank(self.history, LISTED).items
         hits = lists == self.target
         return float((hits / np.arange(1, lists.shape[1] + 1)).sum() / len(hits))
 

@@ -292,6 +292,7 @@ def _stored_forecast(model: Recommender) -> dict[str, Any] | None:
     ((metric, figure),) = estimate["values"].items()
     periods = estimate["periods"]
     others = estimate["yardsticks"].items()
+    of_others = estimate.get("yardstick_periods", {})  # models saved before have none
     return {
         "origin": "measured when the settings were chosen, those of each period on the others",
         "metric": metric,
@@ -299,7 +300,10 @@ def _stored_forecast(model: Recommender) -> dict[str, Any] | None:
         "periods": [{"days": days} for days in periods],
         "rows": [
             {"name": "this model", "value": figure["value"], "periods": list(periods.values())},
-            *({"name": name, "value": value, "periods": []} for name, value in others),
+            *(
+                {"name": name, "value": value, "periods": [*of_others.get(name, {}).values()]}
+                for name, value in others
+            ),
         ],
         "verdict": estimate["verdict"],
         "notes": [],

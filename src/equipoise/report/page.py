@@ -33,12 +33,13 @@ def glance(facts: dict[str, Any]) -> list[str]:
     plain, main = facts["models"][-2:]
     k, name = facts["k"], main["name"]
     out = [] if facts["forecast"] is None else [forecast_sentence(facts["forecast"])]
+    in_sentence = name.replace("Your model", "your model", 1)
     for test in facts["tests"]:
         over = "over all items" if test["over"] == "all" else "over tail items"
         # settings for the next period may be worse at another question
         about = "" if facts["forecast"] is None else "On items hidden at random instead, "
         out.append(
-            f"{about}NDCG@{k} {over}: {test['mean']:.4f} with {name}, "
+            f"{about}NDCG@{k} {over}: {test['mean']:.4f} with {in_sentence}, "
             f"{test['baseline_mean']:.4f} with plain EASE; {verdict(test)}."
         )
     shown = [model["beyond"]["coverage"] for model in (main, plain)]

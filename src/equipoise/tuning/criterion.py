@@ -15,6 +15,7 @@ it gets when it is ranked alone.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,10 +27,12 @@ from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import Csr
 from equipoise.data.split.parts import Split
 from equipoise.errors import DataError, SettingError, SolveError
+from equipoise.evaluation.backtest import verdict
 from equipoise.evaluation.evaluator import GivenPart, ListMetrics
 from equipoise.evaluation.leave_one_out import left_out_part
 from equipoise.evaluation.metrics import AGGREGATE, at_cutoff
 from equipoise.models.base import Recommender
+from equipoise.models.baselines import ItemKNN, Popularity
 from equipoise.models.histories import cold_rows
 from equipoise.models.leaving_out import lists_without
 from equipoise.ranking.kernels import add_to_sums, mask_items, select, sort_heaps
@@ -69,6 +72,10 @@ class Estimate:
         By how much the chosen point looks better on the users it was chosen by.
     n_users
         Users that were left out and have a value; for "tail_ndcg@20" those with a tail target.
+    yardsticks
+        The same metric of popularity and item-kNN, fitted without groups of these users.
+    verdict
+        A sentence on the model beside them.
     """
 
     metric: str
@@ -76,12 +83,16 @@ class Estimate:
     error: float
     optimism: float
     n_users: int
+    yardsticks: Mapping[str, float]
+    verdict: str
 
     def __str__(self) -> str:
         return (
             f"{self.metric} {self.value:.4f} ± {self.error:.4f} (standard error) on "
             f"{self.n_users:,} users left out one by one, corrected by {self.optimism:.4f} for "
-            "the choice among many settings"
+            "the choice among many settings\n"
+            + "".join(f"  {name}: {value:.4f}\n" for name, value in self.yardsticks.items())
+            + self.verdict
         )
 
 
@@ -183,7 +194,41 @@ class OnLeftOut:
         error = float(np.std(held_out, ddof=1)) / n_blocks**0.5
         optimism = float(blocks[self._best(blocks, second)].mean()) - value
         sign = self.goals[self._metric]
-        return Estimate(self._metric, sign * value, error, sign * optimism, len(self._users))
+        name = str(points[self._best(blocks, second)].get("family", "this model"))
+        yardsticks = self._yardsticks()
+        of_blocks = {name: (sign * np.array(held_out)).tolist(), **yardsticks}
+        return Estimate(
+            self._metric,
+            sign * value,
+            error,
+            sign * optimism,
+            len(self._users),
+            {label: float(np.mean(values)) for label, values in yardsticks.items()},
+            verdict(of_blocks, name, self._metric),
+        )
+
+    def _yardsticks(self) -> dict[str, list[float]]:
+        """Return the metric of popularity and item-kNN in each block of users.
+
+        Each is fitted without at most a twentieth of all users at a time, who are among those
+        left out, and makes the lists of these.
+        """
+        history, k = self.part.history, self._metrics.ks[-1]
+        n_groups = min(BLOCKS, math.ceil(BLOCKS * history.n_users / self.train.n_users))
+        group = np.arange(history.n_users) % n_groups
+        out = {}
+        for label, model in (("popular", Popularity()), ("item-kNN", ItemKNN())):
+            lists = np.full((history.n_users, min(k, history.n_items)), -1, np.int32)
+            for number in range(n_groups):
+                left_out = history.rows(group == number)
+                is_kept = np.ones(self.train.n_users, bool)
+                is_kept[self.train.user_index.positions(left_out.users)] = False
+                fitted = model.clone().fit(self.train.rows(is_kept))
+                lists[group == number] = fitted.rank(left_out, k).items
+            values = np.nan_to_num(self._metrics.per_user([lists])[0][self._metric][self._users])
+            means = np.bincount(self._block, values) / np.bincount(self._block)
+            out[label] = means.tolist()
+        return out
 
     def _best(self, blocks: Floats, second: Floats | None) -> int:
         means = blocks.mean(axis=1)

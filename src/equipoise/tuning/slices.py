@@ -129,6 +129,10 @@ class Forecast:
             "values": {self.metric: interval},
             "yardsticks": self.yardsticks,
             "periods": dict(zip(self.days, self.periods, strict=True)),
+            "yardstick_periods": {
+                name: dict(zip(self.days, values, strict=True))
+                for name, values in self.of_yardsticks.items()
+            },
             "verdict": self.verdict,
         }
 

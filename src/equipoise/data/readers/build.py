@@ -6,6 +6,7 @@ Ids are numbered and pairs sorted into a CSR matrix by counting, in linear time.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -101,6 +102,8 @@ def to_interactions(source: Source, options: ReadOptions) -> Interactions:
     table = usable_rows(source, choose_columns(source, options), options)
     table.require_rows(len(table.users), source.name, options)
     notes = table.all_notes(source.name, options)
+    if table.times is not None:
+        notes += future_notes(table.times)
     (rows, user_ids), (places, item_ids) = factorize_both(table.users, table.items)
     table.users, table.items = table.users.clear(), table.items.clear()
     if options.gap is not None and table.times is not None:
@@ -265,6 +268,22 @@ def check_sums(matrix: Csr, log: Log, ids: tuple[Ids, Ids]) -> None:
         f"the weights of user {ids[0].tolist()[row]!r} and item {ids[1].tolist()[column]!r} "
         f"add up to {float(matrix.data[place]):g}, more than 3e38; scale the weights down"
     )
+
+
+def future_notes(times: npt.NDArray[np.float64]) -> list[str]:
+    """Return the note on events dated after tomorrow.
+
+    A single wrong date makes all other events look old to a trend and a decay.
+    """
+    n_late = int((times > time.time() + 86400.0).sum())
+    if not n_late:
+        return []
+    last = np.datetime64(int(np.nanmax(times)), "s").astype("datetime64[D]")
+    events = "1 event is" if n_late == 1 else f"{n_late:,} events are"
+    return [
+        f"{events} dated in the future, the last on {last}: trend and decay count ages from the "
+        "last event, so correct these rows or leave them out"
+    ]
 
 
 def repeat_notes(
