@@ -414,7 +414,9 @@ def measure_memory(folder: Path, n_rows: int, n_users: int, n_items: int) -> Non
     for rows in sorted(sizes, key=int):
         for name in ("client", "scheduler", "largest worker"):
             growth = sizes[rows][name] / sizes[first][name] - 1
-            say(f"{int(rows):>12,} rows  {name:15} {sizes[rows][name] / 1e6:8.0f} MB {growth:+.0%}")
+            say(
+                f"{int(rows):>12,} rows  {name:15} {sizes[rows][name] / 1e6:8.0f} MB {growth:+.0%}"
+            )
         say(f"{int(rows):>12,} rows  {sizes[rows]}")
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from equipoise.checks import count
 from equipoise.cluster.allocation import allocate
 from equipoise.cluster.spread import Spread, Weights
-from equipoise.cluster.workers import Throttle, fetch, send, submit, task
+from equipoise.cluster.workers import Throttle, fetch, submit, task
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import Csr
 from equipoise.solve import dense

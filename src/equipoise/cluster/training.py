@@ -20,7 +20,7 @@ import numpy.typing as npt
 from equipoise.automatic import Sums, WeighUsers, sums_of_users
 from equipoise.cluster.partitioned import Partitioned
 from equipoise.cluster.targets import Target
-from equipoise.cluster.workers import fetch, submit, submit_each, task
+from equipoise.cluster.workers import fetch, submit, task
 from equipoise.data.blocks import is_between, span_of, write_block
 from equipoise.data.ids import IdIndex
 from equipoise.data.interactions import Interactions
@@ -45,9 +45,12 @@ class WorkerBlocks(Blocks):
     @cached_property
     def kind(self) -> Any:  # type: ignore[override]
         """Type of a column of user ids."""
-        return fetch(self.data.client, submit(self.data.client, kind_of_users, self.data.blocks[0]))
+        return fetch(
+            self.data.client, submit(self.data.client, kind_of_users, self.data.blocks[0])
+        )
 
     def users(self, number: int) -> npt.NDArray[Any]:
+        """Return the ids of the users of a block."""
         block = submit(self.data.client, getattr, self.data.blocks[number], "users")
         ids: npt.NDArray[Any] = fetch(self.data.client, block)
         return ids
@@ -59,9 +62,11 @@ class WorkerBlocks(Blocks):
         return spans
 
     def may_hold(self, number: int, users: list[Any]) -> bool:
+        """Whether a block may have one of these users."""
         return is_between(self._spans[number], users, self.kind)
 
     def read(self, number: int, rows: npt.NDArray[np.int64] | None = None) -> Interactions:
+        """Return the users of a block, or those at some ascending places of it."""
         block = self.data.blocks[number]
         if rows is not None:
             block = submit(self.data.client, Interactions.rows, block, rows)
@@ -69,6 +74,7 @@ class WorkerBlocks(Blocks):
         return found
 
     def join(self, items: IdIndex, **parts: Any) -> Interactions:
+        """Return all users."""
         gathered = self.data.gather(self._scratch)
         if len(items) == gathered.n_items:
             return gathered
@@ -85,7 +91,7 @@ class WorkerBlocks(Blocks):
         if not is_address(place):
             target = Target.of(Path(place))
             target.require([entry["file"] for entry in entries], hosts)
-            target.remove_unfinished(lambda name: name.startswith(f".block_") and token in name)
+            target.remove_unfinished(lambda name: name.startswith(".block_") and token in name)
         return list(entries)
 
 
@@ -290,4 +296,6 @@ def _(data: OnWorkers) -> npt.NDArray[np.int64]:
         for number in range(len(blocks))
     ]
     pieces = fetch(client, found)
-    return np.concatenate([start + piece for start, piece in zip(users_before, pieces, strict=True)])
+    return np.concatenate(
+        [start + piece for start, piece in zip(users_before, pieces, strict=True)]
+    )

@@ -287,7 +287,10 @@ def write_directory(
                 written = None if beside is None else lambda *_: entries
                 write_directory(folder, kind, version, *content, written)
                 upload_folder(
-                    folder, url, MANIFEST, lambda name: bool(OURS.fullmatch(name)) and name not in kept
+                    folder,
+                    url,
+                    MANIFEST,
+                    lambda name: bool(OURS.fullmatch(name)) and name not in kept,
                 )
         except BaseException:
             if beside is not None:

@@ -231,7 +231,9 @@ class NotInMemory(Interactions):
         ends = np.searchsorted(ascending, [*self._starts, self.n_users])
         pieces = [
             blocks.read(number, ascending[low:high] - start)
-            for number, (start, low, high) in enumerate(zip(self._starts, ends, ends[1:]))
+            for number, (start, low, high) in enumerate(
+                zip(self._starts, ends[:-1], ends[1:], strict=True)
+            )
             if high > low
         ]
         if not pieces:
@@ -316,16 +318,20 @@ class Weighed(Blocks):
         return self._weigh(self._raw.loaded("signals"))
 
     def users(self, number: int) -> npt.NDArray[Any]:
+        """Return the ids of the users of a block."""
         return self._raw.users
 
     def read(self, number: int, rows: npt.NDArray[np.int64] | None = None) -> Interactions:
+        """Return the users of a block, or those at some ascending places of it."""
         return self._weighed if rows is None else self._weighed.rows(rows)
 
     def join(self, items: IdIndex, **parts: Any) -> Interactions:
+        """Return all users."""
         return self._weighed
 
     def write(self, place: str, token: str) -> list[dict[str, Any]]:
-        raise NotImplementedError  # a model saves its data as they were before
+        """Refuse: a model saves its data as they were before."""
+        raise NotImplementedError
 
 
 def no_ids(kind: type[pl.Int64] | type[pl.String]) -> npt.NDArray[Any]:
@@ -479,7 +485,9 @@ def unpack_facts(
         raise FileFormatError("its counts of users per item do not fit the number of pairs")
     if blocks is not None and int(blocks.block_users.sum()) != facts.n_users:
         raise FileFormatError("its blocks of users do not have all users")
-    catalogue = unpack_catalogue(stored, meta, prefix, n_items) if like is None else like.known_items
+    catalogue = (
+        unpack_catalogue(stored, meta, prefix, n_items) if like is None else like.known_items
+    )
     if catalogue is not None:
         catalogue.check_new_items(items)
     if meta.flag("labelled") != (catalogue is not None):
@@ -493,4 +501,3 @@ def form_of(data: Interactions) -> str:
         return "with"
     assert isinstance(data, NotInMemory)
     return "none" if data.blocks is None else "beside"
-
