@@ -390,7 +390,7 @@ def measure_memory(folder: Path, n_rows: int, n_users: int, n_items: int) -> Non
     quiet["env"] = environment
     scheduler = subprocess.Popen([*dask, "scheduler", "--port", "0", *file], **quiet)
     worker = [*dask, "worker", "--nthreads", "1", "--no-nanny", "--memory-limit", "6GB", *file]
-    helpers = [subprocess.Popen(worker, **quiet) for _ in range(2)]
+    processes = [subprocess.Popen(worker, **quiet) for _ in range(2)]
     try:
         started = time.perf_counter()
         code = "import sys; from benchmarks.cluster import run_client; run_client(*sys.argv[1:])"
@@ -400,16 +400,16 @@ def measure_memory(folder: Path, n_rows: int, n_users: int, n_items: int) -> Non
         seconds = time.perf_counter() - started
         peaks = json.loads((out / "client.json").read_text())
         peaks["scheduler"] = peak_bytes(scheduler.pid)
-        peaks["largest worker"] = max(peak_bytes(process.pid) for process in helpers)
+        peaks["largest worker"] = max(peak_bytes(process.pid) for process in processes)
     finally:
-        for process in (*helpers, scheduler):
+        for process in (*processes, scheduler):
             process.kill()
             process.wait()
     bytes_on_disk = sum(path.stat().st_size for path in (out / "model").glob("block_*"))
-    kept = folder / "memory.json"
-    sizes = json.loads(kept.read_text()) if kept.exists() else {}
+    results = folder / "memory.json"
+    sizes = json.loads(results.read_text()) if results.exists() else {}
     sizes[str(n_rows)] = {**peaks, "seconds": seconds, "bytes of blocks": bytes_on_disk}
-    kept.write_text(json.dumps(sizes, indent=1))
+    results.write_text(json.dumps(sizes, indent=1))
     first = min(sizes, key=int)
     for rows in sorted(sizes, key=int):
         for name in ("client", "scheduler", "largest worker"):

@@ -136,8 +136,8 @@ def test_data_beside_a_model_in_the_bucket_are_read_by_the_workers(client, local
     assert not list(cache.rglob("block_*"))  # loading copies the weights alone
     assert np.array_equal(loaded.inverse_.indices, expected.inverse_.indices)
     users = expected.data_.users[[40, 3]].tolist()
-    found = loaded.recommend(users, k=4).to_frame()
-    assert found.equals(expected.recommend(users, k=4).to_frame())
+    lists = loaded.recommend(users, k=4).to_frame()
+    assert lists.equals(expected.recommend(users, k=4).to_frame())
     call = {"client": client, "k": 4, "users_per_file": 20}
     with fault("write_lists", 2, tmp_path / "died, too"):
         eq.cluster.recommend_to(url, f"{BUCKET}/lists beside", **call)

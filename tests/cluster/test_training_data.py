@@ -78,12 +78,12 @@ def test_weights_and_lists_have_the_same_bits_wherever_the_data_are(data, local,
             assert fitted.trend_.spread == expected.trend_.spread
         fitted.save(tmp_path / form)
         for model in (fitted, eq.load(tmp_path / form, verify=True)):
-            found = model.recommend(HISTORIES, 5).to_frame()
-            assert found.equals(expected.recommend(HISTORIES, 5).to_frame())
+            answers = model.recommend(HISTORIES, 5).to_frame()
+            assert answers.equals(expected.recommend(HISTORIES, 5).to_frame())
             assert np.array_equal(model.weights_, fitted.weights_)
             if form != "none":
-                found = model.recommend(known, 5).to_frame()
-                assert found.equals(expected.recommend(known, 5).to_frame())
+                answers = model.recommend(known, 5).to_frame()
+                assert answers.equals(expected.recommend(known, 5).to_frame())
         if form == "none":
             with pytest.raises(eq.MissingDataError, match="recommending to users by id needs"):
                 fitted.recommend(known)
@@ -103,10 +103,10 @@ def test_weights_and_lists_have_the_same_bits_wherever_the_data_are(data, local,
 
 def test_the_exact_inverse_is_the_same_wherever_the_data_are(data):
     model = eq.EASE(l2=5.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3))
-    with_data, *others = (
+    with_data, *elsewhere = (
         eq.cluster.fit(model, data, data=form, where="workers", tile_rows=12) for form in FORMS
     )
-    assert all(np.array_equal(other.weights_, with_data.weights_) for other in others)
+    assert all(np.array_equal(other.weights_, with_data.weights_) for other in elsewhere)
     assert not eq.cluster.fit(model, data, where="workers").data_.in_memory
     default = eq.cluster.fit(model, data)  # solved on this machine
     assert default.data_.in_memory
@@ -150,14 +150,14 @@ def test_no_user_of_the_data_comes_to_this_machine(data, tmp_path, monkeypatch):
     gather = type(data.client).gather
 
     def measured(self, futures, *args, **options):
-        found = gather(self, futures, *args, **options)
-        results = found if isinstance(found, list) else [found]
+        fetched = gather(self, futures, *args, **options)
+        results = fetched if isinstance(fetched, list) else [fetched]
         largest.extend(
             (part.n_users if isinstance(part, eq.Interactions) else np.size(part))
             for result in results
             for part in (result if isinstance(result, tuple) else [result])
         )
-        return found
+        return fetched
 
     monkeypatch.setattr(type(data.client), "gather", measured)
     monkeypatch.setattr(Partitioned, "gather", lambda *_: pytest.fail("gathered"))

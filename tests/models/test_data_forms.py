@@ -176,15 +176,15 @@ def test_changes_use_the_blocks_and_say_what_is_missing_without(log, tmp_path):
     before = {file.name for file in folder.iterdir()}
     beside = eq.load(folder)
     beside.save(folder)  # the blocks stay as they are
-    kept = {name for name in before if name.startswith("block_")}
-    assert kept < {file.name for file in folder.iterdir()}
+    block_files = {name for name in before if name.startswith("block_")}
+    assert block_files < {file.name for file in folder.iterdir()}
     beside = eq.load(folder)
     beside.update(removed=["u003"])
     model.update(removed=["u003"])
     assert np.array_equal(beside.weights_, model.weights_)
     assert beside.data_.fingerprint == model.data_.fingerprint
     beside.save(folder, data="beside")  # without the user who was forgotten
-    assert not kept & {file.name for file in folder.iterdir()}
+    assert not block_files & {file.name for file in folder.iterdir()}
     with pytest.raises(eq.UnknownIdError, match="unknown user 'u003'"):
         eq.load(folder).recommend("u003")
 

@@ -70,8 +70,8 @@ class WorkerBlocks(Blocks):
         block = self.data.blocks[number]
         if rows is not None:
             block = submit(self.data.client, Interactions.rows, block, rows)
-        found: Interactions = fetch(self.data.client, block)
-        return found
+        users: Interactions = fetch(self.data.client, block)
+        return users
 
     def join(self, items: IdIndex, **parts: Any) -> Interactions:
         """Return all users."""
@@ -151,8 +151,8 @@ def facts_of_blocks(data: Partitioned) -> Facts:
 
     Their fingerprint is that of the fingerprints of the blocks.
     """
-    found = fetch(data.client, data.map_blocks(facts_of_block))
-    fingerprints, weighted, signed = zip(*found, strict=True)
+    facts = fetch(data.client, data.map_blocks(facts_of_block))
+    fingerprints, weighted, signed = zip(*facts, strict=True)
     digest = hashlib.sha256(" ".join(fingerprints).encode())
     ids = data.items
     digest.update(ids.tobytes() if ids.dtype != object else repr(ids.tolist()).encode())
@@ -291,11 +291,9 @@ def _(data: OnWorkers) -> npt.NDArray[np.int64]:
     starts = np.cumsum(usable) - usable
     users_before = np.cumsum(data.data.block_users) - data.data.block_users
     block = np.searchsorted(np.cumsum(usable), places, side="right")
-    found = [
+    positions = [
         submit(client, find_usable, blocks[number], places[block == number] - starts[number])
         for number in range(len(blocks))
     ]
-    pieces = fetch(client, found)
-    return np.concatenate(
-        [start + piece for start, piece in zip(users_before, pieces, strict=True)]
-    )
+    pieces = zip(users_before, fetch(client, positions), strict=True)
+    return np.concatenate([start + piece for start, piece in pieces])

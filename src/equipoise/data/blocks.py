@@ -254,12 +254,12 @@ def _block(frame: pl.DataFrame, entry: Fields, kind: Any) -> Interactions:
     events = None
     if f"{EVENT}items" in frame.columns:
         names = [EVENT + column for column in ("items", *COLUMNS)]
-        lengths, found = _entries(frame, names, name)
-        more = {column: found.get(EVENT + column) for column in COLUMNS}
+        lengths, values = _entries(frame, names, name)
+        more = {column: values.get(EVENT + column) for column in COLUMNS}
         event_offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         types = tuple(entry.texts("event_types"))
         events = Events(
-            found[f"{EVENT}items"].astype(np.int32, copy=False),
+            values[f"{EVENT}items"].astype(np.int32, copy=False),
             event_offsets,
             **more,
             type_names=types,

@@ -280,7 +280,7 @@ def write_directory(
         token, url = secrets.token_hex(6), _url(path)
         try:
             entries = [] if beside is None else beside(url, token)
-            kept = {entry["file"] for entry in entries}
+            block_files = {entry["file"] for entry in entries}
             with tempfile.TemporaryDirectory(prefix="equipoise-") as parent:
                 folder = Path(parent) / "saved"
                 content = meta, arrays, frames, restore
@@ -290,7 +290,7 @@ def write_directory(
                     folder,
                     url,
                     MANIFEST,
-                    lambda name: bool(OURS.fullmatch(name)) and name not in kept,
+                    lambda name: bool(OURS.fullmatch(name)) and name not in block_files,
                 )
         except BaseException:
             if beside is not None:
