@@ -12,7 +12,8 @@ are stored there in `times.json`.
 
 The phase `memory` starts a scheduler, two workers and a client as processes of their own, goes
 from files to written lists with a fit of neighbourhoods, and prints the peak memory of each. With
-one folder for several sizes it also prints how the peaks grow.
+one folder for several sizes it also prints how the peaks grow. The phase `bytes` measures what a task
+takes in the scheduler and in the client, and what a pair takes in a file and a block of users.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import scipy.sparse as sp
 
 import equipoise as eq
 from equipoise.cluster.solving import WorkerSolver, gram_rows
@@ -44,7 +46,8 @@ from equipoise.solve import dense
 
 PART = 1_000_000  # rows of a file
 PHASES = ("plain", "ingest", "files", "lists", "evaluate", "neighbourhood", "solve", "kill")
-MEMORY = "memory"  # a phase of its own: its rows are those of `--interactions`, in another cluster
+MEMORY, BYTES = "memory", "bytes"  # phases of their own, in another cluster
+TASKS, BLOCK_USERS = 4_000, 80_000  # of the phase `bytes`
 NEIGHBOURS = 50
 FILES, ROWS_OF_FILE = 4_000, 250
 
@@ -55,11 +58,14 @@ def main() -> None:
     parser.add_argument("--users", type=int, help="a fiftieth of the interactions if left out")
     parser.add_argument("--items", type=int, default=20_000)
     parser.add_argument("--folder", type=Path, help="a temporary one if left out")
-    parser.add_argument("--phases", nargs="+", choices=(*PHASES, MEMORY), default=PHASES)
+    parser.add_argument("--phases", nargs="+", choices=(*PHASES, MEMORY, BYTES), default=PHASES)
     options = parser.parse_args()
     users = options.users or max(options.interactions // 50, 100)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="equipoise-cluster-"))
     try:
+        if BYTES in options.phases:
+            measure_bytes(folder)
+            return
         if MEMORY in options.phases:
             measure_memory(folder, options.interactions, users, options.items)
             return
@@ -377,6 +383,74 @@ class Comparison:
         say(f"{label}: {clock:.2f} of the time, {work:.2f} of the work")
 
 
+def measure_bytes(folder: Path) -> None:
+    """Print the bytes of a task, and those of a pair in the file of a block and on the way."""
+    from distributed import Client
+
+    from equipoise.cluster.workers import fetch, identity, submit
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for step in ("write", "read"):
+        code = "import sys; from benchmarks.cluster import pass_block; pass_block(*sys.argv[1:])"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["src", "."])}
+        command = [sys.executable, "-c", code, str(folder), step]
+        subprocess.run(command, env=environment, check=True)
+    file = ["--scheduler-file", str(folder / "scheduler.json"), "--no-dashboard"]
+    dask = [sys.executable, "-m", "dask"]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    scheduler = subprocess.Popen([*dask, "scheduler", "--port", "0", *file], **quiet)
+    worker = subprocess.Popen([*dask, "worker", "--nthreads", "1", "--no-nanny", *file], **quiet)
+    try:
+        with Client(scheduler_file=file[1], set_as_default=False) as client:
+            client.wait_for_workers(1)
+            fetch(client, [submit(client, identity, number) for number in range(100)])
+            before = held_bytes(scheduler.pid), held_bytes()
+            futures = [submit(client, identity, number) for number in range(TASKS)]
+            fetch(client, futures)
+            after = held_bytes(scheduler.pid), held_bytes()
+    finally:
+        for process in (worker, scheduler):
+            process.kill()
+            process.wait()
+    of_scheduler, of_client = (
+        (more - less) / TASKS for more, less in zip(after, before, strict=True)
+    )
+    say(f"a task takes {of_scheduler:,.0f} bytes of the scheduler, {of_client:,.0f} of the client")
+
+
+def pass_block(folder: str, step: str) -> None:
+    """Write a block of users to a file, or read it; print bytes per pair."""
+    from equipoise.data.blocks import SavedBlocks, write_block
+    from equipoise.data.storage import Fields
+
+    entry_file = Path(folder) / "entry.json"
+    if step == "write":
+        rng = np.random.default_rng(0)
+        lengths = rng.integers(30, 70, BLOCK_USERS)
+        edges = np.cumsum(np.arange(1, 20_001) ** -0.9)
+        items = np.searchsorted(edges / edges[-1], rng.random(lengths.sum())).astype(np.int32)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        ones = np.ones(len(items), np.float32)
+        matrix: Any = sp.csr_array((ones, items, offsets), shape=(BLOCK_USERS, 20_000))
+        matrix.sum_duplicates()
+        matrix.data[:] = 1
+        block = eq.Interactions(matrix, np.arange(10**8, 10**8 + BLOCK_USERS))
+        before = peak_bytes()
+        entry = write_block(folder, 0, "0" * 12, block)
+        entry_file.write_text(json.dumps(entry))
+        size = entry["bytes"] / block.n_interactions
+    else:
+        entry = json.loads(entry_file.read_text())
+        before = peak_bytes()
+        block = SavedBlocks(folder, [Fields(entry)]).read(0)
+        matrix = block.matrix
+        arrays = matrix.data, matrix.indices, matrix.indptr, block.users
+        size = sum(array.nbytes for array in arrays) / block.n_interactions
+    way = (peak_bytes() - before) / block.n_interactions
+    place = "in the file" if step == "write" else "in memory"
+    say(f"{step}: a pair takes {size:.1f} bytes {place}, and {way:.0f} on the way")
+
+
 def measure_memory(folder: Path, n_rows: int, n_users: int, n_items: int) -> None:
     """Go from files to lists on a cluster of processes; print and keep their peaks of memory."""
     parts = write_events(folder / f"events-{n_rows}", n_rows, n_users, n_items)
@@ -472,6 +546,12 @@ def most_held(client: Any) -> Iterator[list[int]]:
 
 
 TILES = ("changed", "tile_of")
+
+
+def held_bytes(process: int | str = "self") -> int:
+    """Return the memory of a process now."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
 
 def peak_bytes(process: int | str = "self") -> int:
