@@ -12,7 +12,8 @@ are stored there in `times.json`.
 
 The phase `memory` starts a scheduler, two workers and a client as processes of their own, goes
 from files to written lists with a fit of neighbourhoods, and prints the peak memory of each. With
-one folder for several sizes it also prints how the peaks grow.
+one folder for several sizes it also prints how the peaks grow. The phase `bytes` measures what a task
+takes in the scheduler and in the client, and what a pair takes in a file and a block of users.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import scipy.sparse as sp
 
 import equipoise as eq
 from equipoise.cluster.solving import WorkerSolver, gram_rows
@@ -44,8 +46,9 @@ from equipoise.solve import dense
 
 PART = 1_000_000  # rows of a file
 PHASES = ("plain", "ingest", "files", "lists", "evaluate", "neighbourhood", "solve", "kill")
-MEMORY = "memory"  # a phase of its own: its rows are those of `--interactions`, in another cluster
-MORE = ("passes", MEMORY)  # phases that do not run unless they are named
+MEMORY, BYTES = "memory", "bytes"  # phases of their own, in another cluster
+MORE = ("passes", MEMORY, BYTES)  # phases that do not run unless they are named
+TASKS, BLOCK_USERS = 4_000, 80_000  # of the phase `bytes`
 NEIGHBOURS = 50
 FILES, ROWS_OF_FILE = 4_000, 250
 
@@ -61,6 +64,9 @@ def main() -> None:
     users = options.users or max(options.interactions // 50, 100)
     folder = options.folder or Path(tempfile.mkdtemp(prefix="equipoise-cluster-"))
     try:
+        if BYTES in options.phases:
+            measure_bytes(folder)
+            return
         if MEMORY in options.phases:
             measure_memory(folder, options.interactions, users, options.items)
             return
@@ -387,6 +393,74 @@ class Comparison:
         say(f"{label}: {clock:.2f} of the time, {work:.2f} of the work")
 
 
+def measure_bytes(folder: Path) -> None:
+    """Print the bytes of a task, and those of a pair in the file of a block and on the way."""
+    from distributed import Client
+
+    from equipoise.cluster.workers import fetch, identity, submit
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for step in ("write", "read"):
+        code = "import sys; from benchmarks.cluster import pass_block; pass_block(*sys.argv[1:])"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["src", "."])}
+        command = [sys.executable, "-c", code, str(folder), step]
+        subprocess.run(command, env=environment, check=True)
+    file = ["--scheduler-file", str(folder / "scheduler.json"), "--no-dashboard"]
+    dask = [sys.executable, "-m", "dask"]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    scheduler = subprocess.Popen([*dask, "scheduler", "--port", "0", *file], **quiet)
+    worker = subprocess.Popen([*dask, "worker", "--nthreads", "1", "--no-nanny", *file], **quiet)
+    try:
+        with Client(scheduler_file=file[1], set_as_default=False) as client:
+            client.wait_for_workers(1)
+            fetch(client, [submit(client, identity, number) for number in range(100)])
+            before = held_bytes(scheduler.pid), held_bytes()
+            futures = [submit(client, identity, number) for number in range(TASKS)]
+            fetch(client, futures)
+            after = held_bytes(scheduler.pid), held_bytes()
+    finally:
+        for process in (worker, scheduler):
+            process.kill()
+            process.wait()
+    of_scheduler, of_client = (
+        (more - less) / TASKS for more, less in zip(after, before, strict=True)
+    )
+    say(f"a task takes {of_scheduler:,.0f} bytes of the scheduler, {of_client:,.0f} of the client")
+
+
+def pass_block(folder: str, step: str) -> None:
+    """Write a block of users to a file, or read it; print bytes per pair."""
+    from equipoise.data.blocks import SavedBlocks, write_block
+    from equipoise.data.storage import Fields
+
+    entry_file = Path(folder) / "entry.json"
+    if step == "write":
+        rng = np.random.default_rng(0)
+        lengths = rng.integers(30, 70, BLOCK_USERS)
+        edges = np.cumsum(np.arange(1, 20_001) ** -0.9)
+        items = np.searchsorted(edges / edges[-1], rng.random(lengths.sum())).astype(np.int32)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        ones = np.ones(len(items), np.float32)
+        matrix: Any = sp.csr_array((ones, items, offsets), shape=(BLOCK_USERS, 20_000))
+        matrix.sum_duplicates()
+        matrix.data[:] = 1
+        block = eq.Interactions(matrix, np.arange(10**8, 10**8 + BLOCK_USERS))
+        before = peak_bytes()
+        entry = write_block(folder, 0, "0" * 12, block)
+        entry_file.write_text(json.dumps(entry))
+        size = entry["bytes"] / block.n_interactions
+    else:
+        entry = json.loads(entry_file.read_text())
+        before = peak_bytes()
+        block = SavedBlocks(folder, [Fields(entry)]).read(0)
+        matrix = block.matrix
+        arrays = matrix.data, matrix.indices, matrix.indptr, block.users
+        size = sum(array.nbytes for array in arrays) / block.n_interactions
+    way = (peak_bytes() - before) / block.n_interactions
+    place = "in the file" if step == "write" else "in memory"
+    say(f"{step}: a pair takes {size:.1f} bytes {place}, and {way:.0f} on the way")
+
+
 def measure_memory(folder: Path, n_rows: int, n_users: int, n_items: int) -> None:
     """Go from files to lists on a cluster of processes; print and keep their peaks of memory."""
     parts = write_events(folder / f"events-{n_rows}", n_rows, n_users, n_items)
@@ -400,7 +474,7 @@ def measure_memory(folder: Path, n_rows: int, n_users: int, n_items: int) -> Non
     quiet["env"] = environment
     scheduler = subprocess.Popen([*dask, "scheduler", "--port", "0", *file], **quiet)
     worker = [*dask, "worker", "--nthreads", "1", "--no-nanny", "--memory-limit", "6GB", *file]
-    helpers = [subprocess.Popen(worker, **quiet) for _ in range(2)]
+    processes = [subprocess.Popen(worker, **quiet) for _ in range(2)]
     try:
         started = time.perf_counter()
         code = "import sys; from benchmarks.cluster import run_client; run_client(*sys.argv[1:])"
@@ -410,21 +484,23 @@ def measure_memory(folder: Path, n_rows: int, n_users: int, n_items: int) -> Non
         seconds = time.perf_counter() - started
         peaks = json.loads((out / "client.json").read_text())
         peaks["scheduler"] = peak_bytes(scheduler.pid)
-        peaks["largest worker"] = max(peak_bytes(process.pid) for process in helpers)
+        peaks["largest worker"] = max(peak_bytes(process.pid) for process in processes)
     finally:
-        for process in (*helpers, scheduler):
+        for process in (*processes, scheduler):
             process.kill()
             process.wait()
     bytes_on_disk = sum(path.stat().st_size for path in (out / "model").glob("block_*"))
-    kept = folder / "memory.json"
-    sizes = json.loads(kept.read_text()) if kept.exists() else {}
+    results = folder / "memory.json"
+    sizes = json.loads(results.read_text()) if results.exists() else {}
     sizes[str(n_rows)] = {**peaks, "seconds": seconds, "bytes of blocks": bytes_on_disk}
-    kept.write_text(json.dumps(sizes, indent=1))
+    results.write_text(json.dumps(sizes, indent=1))
     first = min(sizes, key=int)
     for rows in sorted(sizes, key=int):
         for name in ("client", "scheduler", "largest worker"):
             growth = sizes[rows][name] / sizes[first][name] - 1
-            say(f"{int(rows):>12,} rows  {name:15} {sizes[rows][name] / 1e6:8.0f} MB {growth:+.0%}")
+            say(
+                f"{int(rows):>12,} rows  {name:15} {sizes[rows][name] / 1e6:8.0f} MB {growth:+.0%}"
+            )
         say(f"{int(rows):>12,} rows  {sizes[rows]}")
 
 
@@ -480,6 +556,12 @@ def most_held(client: Any) -> Iterator[list[int]]:
 
 
 TILES = ("changed", "tile_of")
+
+
+def held_bytes(process: int | str = "self") -> int:
+    """Return the memory of a process now."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
 
 def peak_bytes(process: int | str = "self") -> int:

@@ -64,7 +64,8 @@ def test_items_nobody_used_do_not_change_the_penalty(toy: Interactions) -> None:
     wider = sp.hstack([toy.matrix, sp.csr_array((toy.n_users, 3))], format="csr")
     weights = np.ones(toy.n_users)
     narrow, wide = (
-        penalty_numbers("auto", "auto", data, lambda _: weights) for data in (toy, Interactions(wider))
+        penalty_numbers("auto", "auto", data, lambda _: weights)
+        for data in (toy, Interactions(wider))
     )
     assert narrow == wide
 

@@ -36,6 +36,8 @@ ORDER = [
     ["data.attributes"],
     ["data.catalogue"],
     ["data.interactions", "runtime.resume"],
+    ["data.training"],
+    ["data.blocks"],
     ["data.readers"],
     ["data.datasets"],
     ["data.statistics", "display.plot"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -121,6 +122,41 @@ def test_read_fit_save_and_lists_equal_those_of_local_files(client, local, fault
     with pytest.raises(eq.SettingError, match="holds lists of another model"):
         eq.cluster.recommend_to(f"{BUCKET}/model", f"{BUCKET}/lists", **{**call, "k": 5})
     assert not list(Path.cwd().glob("s3:*"))
+
+
+def test_data_beside_a_model_in_the_bucket_are_read_by_the_workers(client, local, fault, tmp_path):
+    expected = eq.EASE(l2=5.0, normalizer=eq.DAN(0.2, 0.3)).fit(
+        eq.read(local), engine="neighbourhood", neighbours=8
+    )
+    expected.recommend_to(tmp_path / "lists.parquet", k=4)
+    data = eq.cluster.read(f"{BUCKET}/events", client=client, block_rows=200)
+    near = {"engine": "neighbourhood", "neighbours": 8}
+    model = eq.EASE(l2=5.0, normalizer=eq.DAN(0.2, 0.3))
+    system, url = s3fs.S3FileSystem(), f"{BUCKET}/beside"
+    for number in range(2):  # the second save replaces the first
+        with fault("save_block", 1, tmp_path / f"died {number}"):
+            eq.cluster.fit(model, data, **near).save(url)
+        assert (tmp_path / f"died {number}").exists()
+    blocks = system.glob("lake/beside/block_*")
+    assert len(blocks) == len(data.blocks)
+    loaded = eq.load(url, verify=True)
+    cache = Path(os.environ["EQUIPOISE_DATA"])
+    assert not list(cache.rglob("block_*"))  # loading copies the weights alone
+    assert np.array_equal(loaded.inverse_.indices, expected.inverse_.indices)
+    users = expected.data_.users[[40, 3]].tolist()
+    lists = loaded.recommend(users, k=4).to_frame()
+    assert lists.equals(expected.recommend(users, k=4).to_frame())
+    call = {"client": client, "k": 4, "users_per_file": 20}
+    with fault("write_lists", 2, tmp_path / "died, too"):
+        eq.cluster.recommend_to(url, f"{BUCKET}/lists beside", **call)
+    assert (tmp_path / "died, too").exists()
+    files = sorted(system.glob("lake/lists beside/part-*.parquet"))
+    lists = pl.concat(pl.read_parquet(system.cat(file)) for file in files)
+    assert lists.equals(pl.read_parquet(tmp_path / "lists.parquet"))
+    loaded.update(removed=users)
+    loaded.save(url, data="none")
+    assert not system.glob("lake/beside/block_*", refresh=True)
+    assert eq.load(url).recommend([[1, 2]], k=3).items == loaded.recommend([[1, 2]], k=3).items
 
 
 def test_an_unsaved_model_is_shared_through_the_bucket(client, local, tmp_path):

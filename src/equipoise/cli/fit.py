@@ -96,6 +96,14 @@ def fit(
     half: Annotated[
         bool, option("Save 16-bit weights: half the memory to serve, no updates.")
     ] = False,
+    training_data: Annotated[
+        str | None,
+        option(
+            "Training data of the saved model: with (in it), beside (in Parquet files that are "
+            "read when needed), none (answers histories only). [with; beside where workers solve]",
+            "--data",
+        ),
+    ] = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -121,6 +129,12 @@ def fit(
     better.
     """
     check_out(out)
+    if training_data is not None:
+        from equipoise.checks import choice
+        from equipoise.data.training import FORMS
+
+        choice("--data", training_data, FORMS)
+    saved: dict[str, Any] = {"half": half, "form": training_data}
     model = chosen.build() if no_search else chosen.candidates()[0]
     if half and not hasattr(model, "halve"):
         raise SettingError(f"--half is for linear autoencoders, not {type(model).__name__}")
@@ -139,10 +153,12 @@ def fit(
         model = chosen.build()
         arguments = chosen.fit_arguments(model) | options.worker_arguments()
         with working(f"fitting {model.label} on the workers"):
+            # what the model is saved without may be needed before, as for --half
+            kept = "with" if training_data == "with" else None
             model = fit_on_workers(
-                model, opened, where="workers", client=reading.cluster, **arguments
+                model, opened, data=kept, where="workers", client=reading.cluster, **arguments
             )
-        _save(model, out, perf_counter() - start, as_json, half=half)
+        _save(model, out, perf_counter() - start, as_json, **saved)
         return
     interactions = gather(opened)
     if reason is None:
@@ -155,14 +171,14 @@ def fit(
     if reason is None:
         searching = _with_criterion(searching, data, interactions)
         best = _search(chosen, options, interactions, searching, yes)
-        _save(best.model, out, perf_counter() - start, as_json, best, half, chosen)
+        _save(best.model, out, perf_counter() - start, as_json, best, chosen=chosen, **saved)
         return
     arguments = chosen.fit_arguments(model)
     activity = f"fitting {type(model).__name__}"
     options.confirm(model, interactions, activity, yes=yes, **arguments)
     options.fit(model, interactions, **arguments)
     _note_plain_fit(model, interactions, reason)
-    _save(model, out, perf_counter() - start, as_json, half=half)
+    _save(model, out, perf_counter() - start, as_json, **saved)
 
 
 def _with_criterion(searching: SearchOptions, source: str, data: Interactions) -> SearchOptions:
@@ -351,6 +367,7 @@ def _save(
     as_json: bool,
     tuned: Tuned | None = None,
     half: bool = False,
+    form: str | None = None,
     chosen: ModelOptions | None = None,
 ) -> None:
     """Save a model and print its size, its settings and how they were found."""
@@ -358,7 +375,7 @@ def _save(
 
     model = model.halve() if half else model
     with working(f"saving {path}"):
-        model.save(path)
+        model.save(path, data=form)
     data = model.interactions_
     audit = getattr(model, "audit_", {})
     choices = {} if tuned is None else _choices(tuned, chosen or ModelOptions())

@@ -21,7 +21,7 @@ from equipoise.automatic import Sums, WeighUsers, sums_of_users
 from equipoise.checks import is_address
 from equipoise.cluster.partitioned import Partitioned
 from equipoise.cluster.targets import Target
-from equipoise.cluster.workers import fetch, submit, submit_each, task
+from equipoise.cluster.workers import fetch, submit, task
 from equipoise.data.blocks import is_between, span_of, write_block
 from equipoise.data.ids import IdIndex
 from equipoise.data.interactions import Interactions
@@ -45,9 +45,12 @@ class WorkerBlocks(Blocks):
     @cached_property
     def kind(self) -> Any:  # type: ignore[override]
         """Type of a column of user ids."""
-        return fetch(self.data.client, submit(self.data.client, kind_of_users, self.data.blocks[0]))
+        return fetch(
+            self.data.client, submit(self.data.client, kind_of_users, self.data.blocks[0])
+        )
 
     def users(self, number: int) -> npt.NDArray[Any]:
+        """Return the ids of the users of a block."""
         block = submit(self.data.client, getattr, self.data.blocks[number], "users")
         ids: npt.NDArray[Any] = fetch(self.data.client, block)
         return ids
@@ -59,16 +62,19 @@ class WorkerBlocks(Blocks):
         return spans
 
     def may_hold(self, number: int, users: list[Any]) -> bool:
+        """Whether a block may have one of these users."""
         return is_between(self._spans[number], users, self.kind)
 
     def read(self, number: int, rows: npt.NDArray[np.int64] | None = None) -> Interactions:
+        """Return the users of a block, or those at some ascending places of it."""
         block = self.data.blocks[number]
         if rows is not None:
             block = submit(self.data.client, Interactions.rows, block, rows)
-        found: Interactions = fetch(self.data.client, block)
-        return found
+        users: Interactions = fetch(self.data.client, block)
+        return users
 
     def join(self, items: IdIndex, **parts: Any) -> Interactions:
+        """Return all users."""
         gathered = self.data.gather(self._scratch)
         if len(items) == gathered.n_items:
             return gathered
@@ -85,7 +91,7 @@ class WorkerBlocks(Blocks):
         if not is_address(place):
             target = Target.of(Path(place))
             target.require([entry["file"] for entry in entries], hosts)
-            target.remove_unfinished(lambda name: name.startswith(f".block_") and token in name)
+            target.remove_unfinished(lambda name: name.startswith(".block_") and token in name)
         return list(entries)
 
 
@@ -145,8 +151,8 @@ def facts_of_blocks(data: Partitioned) -> Facts:
 
     Their fingerprint is that of the fingerprints of the blocks.
     """
-    found = fetch(data.client, data.map_blocks(facts_of_block))
-    fingerprints, weighted, signed = zip(*found, strict=True)
+    facts = fetch(data.client, data.map_blocks(facts_of_block))
+    fingerprints, weighted, signed = zip(*facts, strict=True)
     digest = hashlib.sha256(" ".join(fingerprints).encode())
     ids = data.items
     digest.update(ids.tobytes() if ids.dtype != object else repr(ids.tolist()).encode())
@@ -285,9 +291,9 @@ def _(data: OnWorkers) -> npt.NDArray[np.int64]:
     starts = np.cumsum(usable) - usable
     users_before = np.cumsum(data.data.block_users) - data.data.block_users
     block = np.searchsorted(np.cumsum(usable), places, side="right")
-    found = [
+    positions = [
         submit(client, find_usable, blocks[number], places[block == number] - starts[number])
         for number in range(len(blocks))
     ]
-    pieces = fetch(client, found)
-    return np.concatenate([start + piece for start, piece in zip(users_before, pieces, strict=True)])
+    pieces = zip(users_before, fetch(client, positions), strict=True)
+    return np.concatenate([start + piece for start, piece in pieces])

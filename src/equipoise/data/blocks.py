@@ -12,6 +12,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def write_blocks(place: str, token: str, data: Interactions) -> list[Entry]:
         n_blocks = -(-part.n_interactions // BLOCK_PAIRS) or 1
         cuts = np.searchsorted(pairs, np.linspace(0, int(pairs[-1]), n_blocks + 1)[1:-1])
         edges = np.unique([0, *cuts.tolist(), part.n_users])
-        for low, high in zip(edges[:-1], edges[1:], strict=True):
+        for low, high in pairwise(edges.tolist()):
             block = part if n_blocks == 1 else part.rows(np.arange(low, high))
             entries.append(write_block(place, len(entries), token, block))
     return entries
@@ -146,10 +147,12 @@ class SavedBlocks(Blocks):
                 checked_file(file.parent, block_name(number), entry, verify=True)
 
     def may_hold(self, number: int, users: list[Any]) -> bool:
+        """Whether a block may have one of these users."""
         span = self.entries[number].get("ids")
         return is_between(span if isinstance(span, list) else [], users, self.kind)
 
     def users(self, number: int) -> npt.NDArray[Any]:
+        """Return the ids of the users of a block."""
         cached, ids = self._cached
         if cached != number:
             with self._opened(number) as file:
@@ -158,6 +161,7 @@ class SavedBlocks(Blocks):
         return ids
 
     def read(self, number: int, rows: npt.NDArray[np.int64] | None = None) -> Interactions:
+        """Return the users of a block, or those at some ascending places of it."""
         entry = self.entries[number]
         with self._opened(number) as file:
             if rows is None:
@@ -170,12 +174,14 @@ class SavedBlocks(Blocks):
         return _block(frame, entry, self.kind)
 
     def write(self, place: str, token: str) -> list[Entry]:
+        """Copy the files to another model; in the same place they stay as they are."""
         if place == self.place or str(Path(place).absolute()) == self.place:
             return [dict(entry) for entry in self.entries]
         numbers = range(len(self.entries))
         return [write_block(place, number, token, self.read(number)) for number in numbers]
 
     def join(self, items: Any, **parts: Any) -> Interactions:
+        """Return all users."""
         return super().join(items, sizes=self.sizes, **parts)
 
 
@@ -222,7 +228,9 @@ def _frame(block: Interactions) -> pl.DataFrame:
             if column is not None:
                 columns[EVENT + name] = column
         lists.append(_lists(events.lengths, columns))
-    return pl.concat([block.user_index.to_series().alias(USER).to_frame(), *lists], how="horizontal")
+    return pl.concat(
+        [block.user_index.to_series().alias(USER).to_frame(), *lists], how="horizontal"
+    )
 
 
 def _lists(lengths: npt.NDArray[Any], columns: Mapping[str, npt.NDArray[Any]]) -> pl.DataFrame:
@@ -246,12 +254,12 @@ def _block(frame: pl.DataFrame, entry: Fields, kind: Any) -> Interactions:
     events = None
     if f"{EVENT}items" in frame.columns:
         names = [EVENT + column for column in ("items", *COLUMNS)]
-        lengths, found = _entries(frame, names, name)
-        more = {column: found.get(EVENT + column) for column in COLUMNS}
+        lengths, values = _entries(frame, names, name)
+        more = {column: values.get(EVENT + column) for column in COLUMNS}
         event_offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         types = tuple(entry.texts("event_types"))
         events = Events(
-            found[f"{EVENT}items"].astype(np.int32, copy=False),
+            values[f"{EVENT}items"].astype(np.int32, copy=False),
             event_offsets,
             **more,
             type_names=types,

@@ -266,7 +266,7 @@ class Interactions:
         )
 
     def loaded(self, work: str) -> Interactions:
-        """Return the data in memory; `work` is what needs them, for the error if there are none."""
+        """Return the data in memory; `work` is what needs them, for an error."""
         return self
 
     def parts(self) -> Iterator[Interactions]:
@@ -297,7 +297,9 @@ class Interactions:
     def time_span(self) -> tuple[float, float] | None:
         """Times of the first and the last event; None without times or events."""
         times = None if self.events is None else self.events.times
-        return None if times is None or not len(times) else (float(times.min()), float(times.max()))
+        return (
+            None if times is None or not len(times) else (float(times.min()), float(times.max()))
+        )
 
     def history(self, user: Any) -> list[Any]:
         """Raw ids of a user's items: in order of the events, else by item position."""

@@ -280,14 +280,17 @@ def write_directory(
         token, url = secrets.token_hex(6), _url(path)
         try:
             entries = [] if beside is None else beside(url, token)
-            kept = {entry["file"] for entry in entries}
+            block_files = {entry["file"] for entry in entries}
             with tempfile.TemporaryDirectory(prefix="equipoise-") as parent:
                 folder = Path(parent) / "saved"
                 content = meta, arrays, frames, restore
                 written = None if beside is None else lambda *_: entries
                 write_directory(folder, kind, version, *content, written)
                 upload_folder(
-                    folder, url, MANIFEST, lambda name: bool(OURS.fullmatch(name)) and name not in kept
+                    folder,
+                    url,
+                    MANIFEST,
+                    lambda name: bool(OURS.fullmatch(name)) and name not in block_files,
                 )
         except BaseException:
             if beside is not None:

@@ -189,17 +189,17 @@ class NotInMemory(Interactions):
         blocks = self._blocks_for("recommending to users by id")
         if "_loaded" in vars(self) or "user_index" in vars(self):
             return super().user_positions(users, unknown=unknown, hint=hint)
-        wanted = as_list(users)
-        found, places = [no_ids(blocks.kind)], [np.empty(0, np.int64)]
+        listed = as_list(users)
+        ids_there, places = [no_ids(blocks.kind)], [np.empty(0, np.int64)]
         for number, start in enumerate(self._starts):
-            if blocks.may_hold(number, wanted):
+            if blocks.may_hold(number, listed):
                 ids = blocks.users(number)
-                there = np.unique(IdIndex(ids, "user").positions(wanted, unknown="skip"))
+                there = np.unique(IdIndex(ids, "user").positions(listed, unknown="skip"))
                 there = there[there >= 0]
-                found.append(ids[there])
+                ids_there.append(ids[there])
                 places.append(start + there)
-        index = IdIndex(np.concatenate(found), "user")
-        at = index.positions(wanted, unknown=unknown, hint=hint)
+        index = IdIndex(np.concatenate(ids_there), "user")
+        at = index.positions(listed, unknown=unknown, hint=hint)
         return np.append(np.concatenate(places), -1)[at]
 
     def ids_of_users(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
@@ -229,17 +229,18 @@ class NotInMemory(Interactions):
         order = np.argsort(where, kind="stable")
         ascending = where[order]
         ends = np.searchsorted(ascending, [*self._starts, self.n_users])
+        spans = zip(self._starts, ends[:-1], ends[1:], strict=True)
         pieces = [
             blocks.read(number, ascending[low:high] - start)
-            for number, (start, low, high) in enumerate(zip(self._starts, ends, ends[1:]))
+            for number, (start, low, high) in enumerate(spans)
             if high > low
         ]
         if not pieces:
             pieces = [blocks.read(0, np.empty(0, np.int64))]
-        found = join_blocks(iter(pieces), self.item_index, catalogue=self.known_items)
+        rows = join_blocks(iter(pieces), self.item_index, catalogue=self.known_items)
         back = np.empty(len(where), np.int64)
         back[order] = np.arange(len(where))
-        return found if (np.diff(order) == 1).all() else found.rows(back)
+        return rows if (np.diff(order) == 1).all() else rows.rows(back)
 
     def parts(self) -> Iterator[Interactions]:
         """Yield the users block by block."""
@@ -316,16 +317,20 @@ class Weighed(Blocks):
         return self._weigh(self._raw.loaded("signals"))
 
     def users(self, number: int) -> npt.NDArray[Any]:
+        """Return the ids of the users of a block."""
         return self._raw.users
 
     def read(self, number: int, rows: npt.NDArray[np.int64] | None = None) -> Interactions:
+        """Return the users of a block, or those at some ascending places of it."""
         return self._weighed if rows is None else self._weighed.rows(rows)
 
     def join(self, items: IdIndex, **parts: Any) -> Interactions:
+        """Return all users."""
         return self._weighed
 
     def write(self, place: str, token: str) -> list[dict[str, Any]]:
-        raise NotImplementedError  # a model saves its data as they were before
+        """Refuse: a model saves its data as they were before."""
+        raise NotImplementedError
 
 
 def no_ids(kind: type[pl.Int64] | type[pl.String]) -> npt.NDArray[Any]:
@@ -358,12 +363,14 @@ def join_blocks(
     """
     first = next(blocks)
     if sizes is None:
-        kept = [first, *blocks]
-        if len(kept) == 1 and first.n_items == len(items):
+        all_blocks = [first, *blocks]
+        if len(all_blocks) == 1 and first.n_items == len(items):
             return _over(first, items, catalogue, notes)
-        n_events = sum(0 if block.events is None else block.events.n_events for block in kept)
-        sizes = sum(block.n_interactions for block in kept), n_events
-        first, blocks = kept[0], iter(kept[1:])
+        n_events = sum(
+            0 if block.events is None else block.events.n_events for block in all_blocks
+        )
+        sizes = sum(block.n_interactions for block in all_blocks), n_events
+        first, blocks = all_blocks[0], iter(all_blocks[1:])
     n_pairs, n_events = sizes
     dtypes = {name: column.dtype for name, column in entry_columns(first).items()}
     # SciPy copies the indices where their type differs from that of indptr
@@ -479,7 +486,9 @@ def unpack_facts(
         raise FileFormatError("its counts of users per item do not fit the number of pairs")
     if blocks is not None and int(blocks.block_users.sum()) != facts.n_users:
         raise FileFormatError("its blocks of users do not have all users")
-    catalogue = unpack_catalogue(stored, meta, prefix, n_items) if like is None else like.known_items
+    catalogue = (
+        unpack_catalogue(stored, meta, prefix, n_items) if like is None else like.known_items
+    )
     if catalogue is not None:
         catalogue.check_new_items(items)
     if meta.flag("labelled") != (catalogue is not None):
@@ -493,4 +502,3 @@ def form_of(data: Interactions) -> str:
         return "with"
     assert isinstance(data, NotInMemory)
     return "none" if data.blocks is None else "beside"
-

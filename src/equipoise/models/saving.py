@@ -59,9 +59,7 @@ model_classes: dict[str, type[Recommender]] = {}  # all classes of models, by na
 Shapes = Mapping[str, tuple[int, ...] | str]
 
 
-def save_model(
-    model: Recommender, path: str | os.PathLike[str], data: str | None = None
-) -> None:
+def save_model(model: Recommender, path: str | os.PathLike[str], data: str | None = None) -> None:
     """Write the directory atomically; an earlier model there stays valid until the end."""
     train = model.data_
     form = form_of(train) if data is None else choice("data", data, FORMS)

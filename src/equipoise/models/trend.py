@@ -234,7 +234,7 @@ def last_uses(data: Interactions) -> LastUses:
 
 
 def find_last_uses(data: Interactions, latest: float | None = None) -> LastUses:
-    """Return the age of the last use of each pair at the time `latest`, by default the last use."""
+    """Return the age of the last use of each pair at a time, by default that of the last use."""
     events = data.events
     if events is None or events.times is None:
         raise DataError("a trend needs times; name the column with eq.read(..., time=...)")

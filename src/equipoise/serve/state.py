@@ -30,7 +30,8 @@ from equipoise.data.events import Events
 from equipoise.data.ids import IdIndex
 from equipoise.data.interactions import Interactions
 from equipoise.data.storage import MANIFEST
-from equipoise.errors import DataError, EquipoiseError, UnknownIdError
+from equipoise.data.training import form_of
+from equipoise.errors import DataError, EquipoiseError, MissingDataError, UnknownIdError
 from equipoise.evaluation.metrics import head_items
 from equipoise.models import Recommender, load
 from equipoise.models.histories import Request
@@ -140,7 +141,14 @@ class Served:
         self.name, self.folder, self.model, self.version = name, folder, model, version
         data = model.interactions_
         self.data, self.n_items = data, data.n_items
-        self.items, self.users = data.item_index, data.user_index
+        self.items = data.item_index
+        self._is_alone = form_of(data) == "none"  # knows no user but those in the store
+        if self._is_alone and model.trend_ is not None:
+            raise MissingDataError(
+                f"model {name!r} has a trend, which the service moves on with the events of its "
+                "training data, and was saved without them; save it with data='with'"
+            )
+        self.users = IdIndex(np.empty(0, np.int64), "user") if self._is_alone else data.user_index
         self.ids: list[Any] = data.items.tolist()
         self.titles = data._titles
         self.counts = data.item_counts
@@ -149,7 +157,7 @@ class Served:
         self.rank = np.empty(self.n_items, np.int64)
         self.rank[self.order] = np.arange(self.n_items)
         self.is_weighted = data.weighted
-        X = data.matrix
+        X = sp.csr_array((0, self.n_items), dtype=np.float32) if self._is_alone else data.matrix
         self._rows = X.indptr, np.asarray(X.indices), np.asarray(X.data)
         self.fitted = (Path(folder) / MANIFEST).stat().st_mtime
         self.loaded = time.time()

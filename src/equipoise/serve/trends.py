@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from equipoise.data.training import form_of
 from equipoise.errors import DataError
 from equipoise.models import Recommender
 from equipoise.models.trend import recent_users
@@ -65,6 +66,8 @@ def half_life_of(model: Recommender) -> float | None:
     """Return the half-life in seconds that users are counted with; None without times."""
     if model.trend_ is not None:
         return model.trend_.settings.seconds
+    if form_of(model.data_) == "none":
+        return None
     events = model.data_.events
     return None if events is None or events.times is None else WEEK
 
