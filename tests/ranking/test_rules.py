@@ -94,6 +94,17 @@ def test_rules_add_to_the_callers_lists(model: eq.EASE) -> None:
     assert set(four) == {33, 53} - {i for i in (33, 53) if attribute("brand", i) == "b1"}
 
 
+@pytest.mark.parametrize("kind", [eq.EASE(l2=5.0), eq.Popularity()])
+def test_boosts_beyond_single_precision_leave_finite_scores(data: Interactions, kind: Any) -> None:
+    model = kind.clone().fit(data)
+    items = data.items.tolist()
+    boost = {items[0]: 1e308, items[1]: 1e-320, "brand": {"b2": 1e200}}
+    bonus = {items[2]: 1e300, items[3]: -1e300}
+    lists = model.recommend([[items[9]]], k=80, rules=eq.Rules(boost=boost, bonus=bonus))
+    assert lists.items[0][-1] == items[3]
+    assert np.isfinite(lists.scores[0]).all()
+
+
 @pytest.mark.parametrize("kind", [eq.EASE, eq.LAE])
 def test_boosts_raise_and_lower_scores_whatever_their_sign(data: Interactions, kind: Any) -> None:
     model = kind(l2=5.0).fit(data)

@@ -51,6 +51,7 @@ VALUES = (str, bool, int, float, Decimal, date, time, timedelta, np.generic)  # 
 MISSING = {"missing": True}  # stands for None in a file, as TOML has no null
 BOUNDS = {"min", "max"}  # of numbers, both included
 MOMENTS = {"after", "before", "within"}  # of dates: from a moment on, until it, not longer ago
+LARGEST = 1e30  # boost or bonus; larger ones count as this
 HALF_LIFE = "half_life"  # of the factor of a boost on a date
 COMPARISONS = BOUNDS | MOMENTS | {HALF_LIFE}
 REFRESH = 60.0  # seconds after which masks that depend on the time are computed again
@@ -85,8 +86,8 @@ class Rules:
     boost
         Factors > 0 by id or attribute: ``{"tea": 2.0, "brand": {"own": 1.5}}``. A positive score
         is multiplied by the factor, a negative one divided by it, so a factor above 1 raises both;
-        several factors of an item are multiplied. Values of an attribute may also be pairs:
-        ``{"organic": [[True, 1.5]]}``. Or pairs of a selection of items and a factor:
+        several factors of an item are multiplied, up to 1e30. Values of an attribute may also be
+        pairs: ``{"organic": [[True, 1.5]]}``. Or pairs of a selection of items and a factor:
         ``[({"price": {"max": 20}}, 1.5)]``. In these ``{"published": {"half_life": "14d"}}``
         fades: new items get the whole factor, items 14 days old half of what it adds, and so on.
     bonus
@@ -236,11 +237,14 @@ class Rules:
         boost = None
         if self.boost or self.bonus:
             factor, bonus = np.ones(n_items), np.zeros(n_items)
+            # beyond single precision, scores would be infinite or NaN
             for share, number in items.numbers(self.boost):
+                number = min(max(number, 1 / LARGEST), LARGEST)
                 factor *= np.where(share == 1, number, 1 + (number - 1) * share)
+                factor = factor.clip(1 / LARGEST, LARGEST)
             for share, number in items.numbers(self.bonus):
-                bonus += number * share
-            boost = Boost(factor, bonus)
+                bonus += min(max(number, -LARGEST), LARGEST) * share
+            boost = Boost(factor, bonus.clip(-LARGEST, LARGEST))
 
         def user_masks(part: slice) -> dict[Any, dict[str, Mask]]:
             return {
