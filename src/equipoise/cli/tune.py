@@ -201,8 +201,8 @@ def show_estimate(estimate: Estimate | Forecast | None) -> None:
     if not isinstance(estimate, Forecast):
         figure, *_ = str(estimate).split("\n")
         say(f"on new users: {figure}")
-        values = {"this model": estimate.value, **estimate.yardsticks}
-        show([values.values()], *values)
+        means = {"this model": estimate.value, **estimate.yardsticks}
+        show([means.values()], *means)
         say()
         say(verdict_text(estimate.verdict))
         return
