@@ -120,3 +120,18 @@ def dead_links(site: Path) -> list[tuple[str, str]]:
             if target.scheme or not file.exists() or missing_anchor:
                 dead.append((page.name, link))
     return dead
+
+
+def test_search_words_of_a_page_lead_to_it_first() -> None:
+    """The search lists entries of the index after all other pages unless they are main ones."""
+    for page in sorted(DOCS.glob("*.md")):
+        for entries in re.findall(r"```\{index\} (.*)\n", page.read_text(encoding="utf-8")):
+            assert all(entry.strip().startswith("! ") for entry in entries.split(",")), page.name
+
+
+def test_pictures_with_a_dark_form_keep_the_background_of_the_page() -> None:
+    """The theme puts pictures on white in the dark, where light text would be invisible."""
+    style = (DOCS / "_static" / "site.css").read_text()
+    for picture in (DOCS / "_static").glob("*.svg"):
+        if "prefers-color-scheme" in picture.read_text(encoding="utf-8"):
+            assert f'html[data-theme="dark"] .bd-content img[src$="{picture.name}"]' in style

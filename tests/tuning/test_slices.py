@@ -11,7 +11,8 @@ import pytest
 import equipoise as eq
 from equipoise.errors import DataError, SettingError
 from equipoise.evaluation.backtest import folds_of, forecast_error
-from equipoise.tuning.slices import Lately, OnSlices
+from equipoise.tuning.criterion import Estimate
+from equipoise.tuning.slices import Forecast, Lately, OnSlices
 from equipoise.tuning.space import StepProposals
 
 DAY = 86400.0
@@ -288,3 +289,18 @@ def test_settings_about_time_can_be_fixed_by_name(log):
     assert tuned.trials["share"].unique().to_list() == [0.0]
     left_out = eq.tune(eq.EASE, log, trials=1, fixed=fixed, criterion="leave-one-out")
     assert left_out.model.trend is None
+
+
+def test_settings_are_not_chosen_on_a_handful_of_users(caplog: pytest.LogCaptureFixture) -> None:
+    """In a log of visits almost nobody is active on both sides of a cut."""
+    rng = np.random.default_rng(0)
+    rows = [
+        (f"visit{visit}", int(item), 1.0, 60.0 * visit + 25 * place)
+        for visit in range(300)
+        for place, item in enumerate(rng.choice(12, 4, replace=False))
+    ]
+    data = eq.read(rows)
+    tuned = eq.tune(data, trials=1)
+    assert isinstance(tuned.estimate, Estimate)
+    assert "settings are chosen by leave-one-out: only " in caplog.text
+    assert isinstance(eq.tune(data, trials=1, criterion="time").estimate, Forecast)

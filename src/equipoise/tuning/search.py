@@ -50,6 +50,7 @@ Refit = Literal["train", "all"]
 Criterion = Literal["time", "leave-one-out"]
 CRITERIA = (None, *get_args(Criterion))
 FOLDS = 3  # periods at the end of the data that settings are measured on
+FEWEST = 10  # users in all periods, from which settings are chosen for the time after the data
 SPLIT_TRIALS = 50
 FEW = 7  # solves by leave-one-out: the automatic settings, and a step in each direction
 SHOWN = 10  # points of the frontier in a notebook
@@ -429,7 +430,14 @@ def _criterion_without_split(
     if not wants_left_out and (wants_time or has_times):
         try:
             folds = FOLDS if call.folds is None else call.folds
-            return OnSlices(data, goals, call.horizon, folds, call.users, call.seed)
+            by_time = OnSlices(data, goals, call.horizon, folds, call.users, call.seed)
+            n_users = sum(fold.part.n_users for fold in by_time.folds)
+            if wants_time or n_users >= FEWEST:
+                return by_time
+            raise DataError(
+                f"only {n_users} users of the last periods were active before them, too few to "
+                "choose on; if most users come once, as visitors do, try a session model (SLIST)"
+            )
         except DataError as error:
             if wants_time:
                 raise
