@@ -419,16 +419,18 @@ class Interactions:
         known_items = read_catalogue(self.item_index, options, notes)
         return self._replace(catalogue=known_items, notes=notes)
 
-    def with_items_described(self, items: Any) -> Interactions:
+    def with_items_described(self, items: Any, *, id: str | None = None) -> Interactions:
         """Return the data with more attributes, or other ones, of known and of new items.
 
-        `items` is a table as for `with_catalogue`; its columns have the kinds of those here.
+        `items` is a table as for `with_catalogue`; its columns have the kinds of those here. `id`
+        names the column of ids.
         """
         sources = object_catalogue(items)
         columns = {name for source in sources for name in source.columns}
         kinds, title = self.attributes, next(iter(self.attributes), None)
         options = ReadOptions(
             catalogue=sources,
+            catalogue_id=id,
             title=title if title in columns else None,
             catalogue_types={name: kind for name, kind in kinds.items() if name in columns},
         )

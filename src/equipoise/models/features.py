@@ -417,6 +417,11 @@ def _tokens(cells: pl.Series, kind: str) -> pl.DataFrame:
     """Return the distinct tokens of each row: columns row and token."""
     frame = pl.DataFrame({"row": np.arange(len(cells)), "token": cells})
     token = pl.col("token")
+    if cells.dtype.is_float():  # a column of integers with gaps, as some libraries have it
+        whole = token.cast(pl.Int64, strict=False)
+        frame = frame.with_columns(
+            pl.when(token == whole).then(whole.cast(pl.String)).otherwise(token.cast(pl.String))
+        )
     if kind == "list":
         frame = frame.explode("token")
     elif kind == "words":

@@ -250,7 +250,9 @@ class Answers:
         explores = self._explorer.explores(query, rules)
         if explores:
             depth = self._explorer.depth(depth)
-        listed = served.top(history, depth, allowed, query.alpha, rules, query.user)
+        listed = served.top(
+            history, depth, allowed, query.alpha, rules, query.user, new_items=query.new_items
+        )
         if explores:
             draw = self._explorer.draw(listed, query.k)
             listed = draw.listed
@@ -258,7 +260,9 @@ class Answers:
             listed = listed.after(offset)
         reasons = None
         if query.explain:
-            reasons = served.reasons(history, listed.places, query.alpha, query.explain)
+            reasons = served.reasons(
+                history, listed.places, query.alpha, query.explain, query.new_items
+            )
         self._telemetry.listed(served, listed.places, listed.source)
         list_id = secrets.token_hex(8)
         alpha = served.alpha if query.alpha is None else query.alpha
@@ -346,6 +350,8 @@ class Answers:
             raise SettingError(f"k must be at most {self._limits.k}, got {k}")
         served = self._state.model(model)
         trend, counts = self._state.trend_of(served)
+        # nobody has used items that were added since the fit
+        counts = np.append(counts, np.zeros(served.n_items - len(counts)))
         counts = np.where(self._state.catalogue(served).available, counts, 0)
         places = np.argsort(-counts, kind="stable")[:k]
         places = places[counts[places] > NEGLIGIBLE]
@@ -386,7 +392,7 @@ class Answers:
             **_origin(served, "model"),
             **_name(served, place),
             "score": served.scores(history, places, query.alpha)[0],
-            "reasons": _reasons(served, reasons),
+            "reasons": _reasons(served, reasons, place),
         }
 
     def score(self, query: schemas.Score, live: Live) -> dict[str, Any]:
@@ -571,7 +577,10 @@ def _listing(
         heads = [served.item_json(place) for place in places]
     ends = [b"}"] * len(places)
     if reasons is not None:
-        ends = [b',"reasons":%s}' % to_json(_reasons(served, of_item)) for of_item in reasons]
+        ends = [
+            b',"reasons":%s}' % to_json(_reasons(served, of_item, place))
+            for of_item, place in zip(reasons, places, strict=True)
+        ]
     ranks = range(offset + 1, offset + 1 + len(places))
     items = b",".join(
         [
@@ -603,8 +612,15 @@ def _name(served: Served, place: int) -> dict[str, Any]:
     return {"item": str(served.ids[place]), "title": served.titles[place]}
 
 
-def _reasons(served: Served, reasons: Reasons) -> list[dict[str, Any]]:
-    return [{**_name(served, place), "contribution": part} for place, part in reasons]
+def _reasons(served: Served, reasons: Reasons, target: int) -> list[dict[str, Any]]:
+    """Return the reasons for an item; for a new one with the attributes that it shares."""
+    rows = [{**_name(served, place), "contribution": part} for place, part in reasons]
+    shared = None
+    if target < served.n_items:  # no pin that the model does not know
+        shared = served.model._shared_attributes([place for place, _ in reasons], target)
+    if shared is None:
+        return rows
+    return [{**row, "shared": pairs} for row, pairs in zip(rows, shared, strict=True)]
 
 
 def _origin(served: Served, source: str) -> dict[str, Any]:

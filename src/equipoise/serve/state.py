@@ -44,6 +44,7 @@ from equipoise.ranking.rules import ItemRules, as_rules, is_timed
 from equipoise.ranking.terms import Term
 from equipoise.serve.config import Config, Experiment, Limits
 from equipoise.serve.folding import event_value, increment_of, split_at_dislikes
+from equipoise.serve.new_items import add_described, described_items
 from equipoise.serve.store import TENANT, Event, Live, LiveEvent, Store, StoreError
 from equipoise.serve.trends import LiveTrend
 
@@ -115,7 +116,7 @@ class Ranking:
     """What ranks items: a model and its terms by alpha, with the trend at one time."""
 
     model: Recommender
-    terms: Callable[[float | None], list[Term]]
+    terms: Callable[..., list[Term]]  # by alpha, and the factor of new items
 
 
 def saved_version(name: str, folder: str) -> str:
@@ -127,12 +128,19 @@ def saved_version(name: str, folder: str) -> str:
 
 
 class Served:
-    """A loaded model, ready to answer; only its trend changes, with the events in the store."""
+    """A loaded model, ready to answer; only its trend changes, with the events in the store.
+
+    `added` are the attributes of items that the store has and the saved model does not list, or
+    lists by other attributes. `n_loaded` is the number of items of the saved model; those added
+    follow them.
+    """
 
     def __init__(self, name: str, folder: str, model: Recommender, version: str) -> None:
         self.name, self.folder, self.model, self.version = name, folder, model, version
-        data = model.interactions_
+        data = model._served
         self.data, self.n_items = data, data.n_items
+        self.n_loaded, self.added = self.n_items, dict[str, Mapping[str, Any]]()
+        self._loaded_model = model
         self.items, self.users = data.item_index, data.user_index
         self.ids: list[Any] = data.items.tolist()
         self.titles = data._titles
@@ -149,16 +157,36 @@ class Served:
         self.event = self.forgotten = 0  # row numbers of the last ones the model includes
         self._folded_titles = [title.casefold() for title in self.titles]
         dials = max(2, min(DIALS, DIAL_BYTES // (16 * max(self.n_items, 1))))
-        self.terms = functools.lru_cache(dials)(model._terms)  # without the trend
+        self.terms = functools.lru_cache(dials)(self._model_terms)  # without the trend
         self.trend: LiveTrend | None = None
         self.ranking = self._ranking()
         self.is_plain = model.fold_in and not model.ordered  # a history is a row of weights
         self.alpha = model.alpha_
-        self._is_used = self.counts > 0
+        self._is_used = model._usable_counts > 0
         self._item_json: dict[int, bytes] = {}
         terms = self.terms(None) if self.is_plain else []
         # assume that other models look at all items for each item of the history
         self._steps = scoring_steps(terms, self.n_items) if terms else (0.0, float(self.n_items))
+
+    def _model_terms(self, alpha: float | None, new_items: float | None = None) -> list[Term]:
+        terms = self.model._terms(alpha)
+        return terms if new_items is None else self.model._with_dial(terms, new_items)
+
+    def with_added(self, added: Mapping[str, Mapping[str, Any]]) -> Served:
+        """Return the model with these items of the store in place of those added before."""
+        model = copy.copy(self._loaded_model)
+        if added:
+            # columns of items that stay are not computed again
+            model.__dict__["_new_columns"] = vars(self.model).get("_new_columns")
+            add_described(model, added)
+        served = Served(self.name, self.folder, model, self.version)
+        served._loaded_model, served.n_loaded = self._loaded_model, self.n_loaded
+        served.added, served.fitted, served.loaded = dict(added), self.fitted, self.loaded
+        served.event, served.forgotten = self.event, self.forgotten
+        served.trend = self.trend
+        if self.trend is not None and model.trend_ is not None:
+            served.ranking = served._ranking(self.trend.counts)
+        return served
 
     def _ranking(self, counts: npt.NDArray[np.float64] | None = None) -> Ranking:
         """Return what ranks items, for other recent users of the items than those of the fit."""
@@ -171,8 +199,8 @@ class Served:
             model.trend_ = trend
 
         @functools.lru_cache(terms.cache_parameters()["maxsize"])
-        def trended(alpha: float | None) -> list[Term]:
-            return trend.applied_to(terms(alpha))
+        def trended(alpha: float | None, new_items: float | None = None) -> list[Term]:
+            return trend.applied_to(terms(alpha, new_items))
 
         return Ranking(model, trended)
 
@@ -356,14 +384,16 @@ class Served:
         rules: ItemRules | None = None,
         user: str | None = None,
         with_trend: bool = True,
+        new_items: float | None = None,
     ) -> Listed:
         """Return the k best allowed items; popular ones for an empty history.
 
-        `user` selects the rules that name a user.
+        `user` selects the rules that name a user; `new_items` multiplies the scores of new items.
         """
         ranking = self.ranking
+        dials = (alpha,) if new_items is None else (alpha, new_items)
         if rules is None and self.is_plain and not self.is_cold(history):
-            terms = ranking.terms(alpha) if with_trend else self.terms(alpha)
+            terms = (ranking.terms if with_trend else self.terms)(*dials)
             ranked = rank_row(terms, history.places, history.weights, k, allowed)
             return Listed(*ranked, "model")
         pins: list[tuple[Any, str]] = []
@@ -374,8 +404,8 @@ class Served:
             used = np.array([[str(item) in history.unknown for item in unknown.ids]], np.bool_)
         request = self.request(history, allowed, user, used_pins=used)
         k = min(k, max(self.n_items, 1) + len(pins))
-        # raises where the model takes no alpha
-        terms = ranking.terms(alpha) if with_trend else self.terms(alpha)
+        # raises where the model takes no alpha, or knows no new items
+        terms = (ranking.terms if with_trend else self.terms)(*dials)
         lists = ranking.model._rank_rows(request, terms, k, exclude_seen=False, rules=rules)
         length = lists.lengths[0]
         source = "popular" if request.cold[0] else "model"
@@ -396,12 +426,18 @@ class Served:
         return [scores.get(place) for place in places.tolist()]
 
     def reasons(
-        self, history: History, places: Positions, alpha: float | None, most: int | None = None
+        self,
+        history: History,
+        places: Positions,
+        alpha: float | None,
+        most: int | None = None,
+        new_items: float | None = None,
     ) -> list[Reasons]:
         """Return, for each of these items, the history items that contribute most to its score."""
         if not self.model.explains or not self.is_plain:
             raise DataError(f"model {self.name!r} cannot give reasons; use a linear model")
-        request, terms = self.request(history), self.ranking.terms(alpha)
+        dials = (alpha,) if new_items is None else (alpha, new_items)
+        request, terms = self.request(history), self.ranking.terms(*dials)
         return self.model._explain_rows(request, terms, [places], most)[0]
 
     def search(self, text: str, limit: int, offset: int) -> tuple[list[int], int]:
@@ -806,11 +842,12 @@ class State:
         self.experiment = next(iter(config.experiments), None)
         if self.experiment is not None:
             store.record_shares(self.experiment.name, self.experiment.models)
-        self.models = {
+        models = {
             name: Served.open(name, folder, store) for name, folder in config.models.items()
         }
         self._version = store.attribute_version()  # read first, so that no change is missed
         self._attributes: dict[str, dict[str, Any]] = store.all_attributes()
+        self.models = {name: self._extended(served) for name, served in models.items()}
         self._checked = time.monotonic()
         self._catalogues: dict[str, Catalogue] = {}
         self._renewing = threading.Lock()
@@ -834,7 +871,9 @@ class State:
             except (EquipoiseError, OSError, ValueError) as error:
                 logger.error("reload refused: %s", error)
                 raise DataError("a model could not be loaded; the old ones go on") from error
-            self.models, self._catalogues = models, {}
+            with self._renewing, self._counting:
+                models = {name: self._extended(served) for name, served in models.items()}
+                self.models, self._catalogues = models, {}
             return {name: served.version for name, served in models.items()}
 
     def are_changed(self) -> bool:
@@ -885,6 +924,7 @@ class State:
         last = _change_number(self._version)
         if last is None or _change_number(version) is None:
             self._attributes, self._catalogues = self.store.all_attributes(), {}
+            self._extend_models(None)
         else:
             changes = self.store.all_attributes(last)
             attributes, catalogues = {**self._attributes, **changes}, self._catalogues
@@ -895,7 +935,31 @@ class State:
                 if is_small and known.stored is self._attributes
             }
             self._attributes = attributes
+            if changes:
+                self._extend_models(changes)
         self._version = version
+
+    def _extend_models(self, changes: Mapping[str, Mapping[str, Any]] | None) -> None:
+        """Let models list the items of the store that they know by their attributes alone."""
+        with self._counting:  # no thread changes a trend meanwhile
+            models = {n: self._extended(served, changes) for n, served in self.models.items()}
+            self.models = models
+
+    def _extended(
+        self, served: Served, changes: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> Served:
+        """Return a model with the items of the store; after `changes`, or with all of them."""
+        kept = served.added if changes is not None else {}
+        stored = self._attributes if changes is None else changes
+        kept = {item: values for item, values in kept.items() if item not in stored}
+        added = kept | described_items(served._loaded_model, stored)
+        if added == served.added:
+            return served
+        try:
+            return served.with_added(added)
+        except EquipoiseError as error:  # such as too many items for the memory
+            logger.error("model %r does not list new items: %s", served.name, error)
+            return served
 
     def trends_are_old(self) -> bool:
         """Whether to count the events that have arrived, for models with a trend."""
