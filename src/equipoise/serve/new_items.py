@@ -64,7 +64,7 @@ def _as_column(name: str, cells: list[Any], dtype: Any, kind: str) -> pl.Series:
         times = np.array([math.nan if cell is None else _seconds(cell) for cell in cells])
         return as_moments(name, times).cast(dtype)
     if kind == "list":
-        lists = [_parts(cell) for cell in cells]
+        lists = [as_parts(cell) for cell in cells]
         return pl.Series(name, lists, dtype=pl.List(pl.String))
     if kind == "number":
         numbers = pl.Series(name, [_number(cell) for cell in cells], dtype=pl.Float64)
@@ -98,7 +98,8 @@ def _seconds(cell: Any) -> float:
         return math.nan
 
 
-def _parts(cell: Any) -> list[str] | None:
+def as_parts(cell: Any) -> list[str] | None:
+    """Return the values of a cell: those of a list, or of text with marks between them."""
     if isinstance(cell, list):
         return [str(part) for part in cell if part is not None] or None
     if cell is None:

@@ -44,7 +44,7 @@ from equipoise.ranking.rules import ItemRules, as_rules, is_timed
 from equipoise.ranking.terms import Term
 from equipoise.serve.config import Config, Experiment, Limits
 from equipoise.serve.folding import event_value, increment_of, split_at_dislikes
-from equipoise.serve.new_items import add_described, described_items
+from equipoise.serve.new_items import add_described, as_parts, described_items
 from equipoise.serve.store import TENANT, Event, Live, LiveEvent, Store, StoreError
 from equipoise.serve.trends import LiveTrend
 
@@ -773,7 +773,7 @@ def _changed(column: pl.Series, changes: Mapping[int, Any]) -> pl.Series:
         if new.dtype == pl.String and column.dtype.is_temporal():
             new = as_moments(column.name, np.array([_seconds(value) for value in values]))
         if isinstance(column.dtype, pl.List) and not isinstance(new.dtype, pl.List):
-            new = pl.Series([None if value is None else [str(value)] for value in values])
+            new = pl.Series([as_parts(value) for value in values], dtype=column.dtype)
         old, new = alike(column, new.alias(column.name))
         is_changed = pl.Series(np.isin(np.arange(len(column)), list(changes)))
         return new.zip_with(is_changed, old)
