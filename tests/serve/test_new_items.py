@@ -52,7 +52,9 @@ def api(served: Serve, folder: Path) -> Api:
 
 def expected(folder: Path, history: list[str], **more: Any) -> dict[str, float]:
     """Return what the model lists once it has the new item."""
-    model = eq.load(folder).add_items({"item": ["n1"], "themes": [["fire", "snow"]], "price": [7.5]})
+    model = eq.load(folder).add_items(
+        {"item": ["n1"], "themes": [["fire", "snow"]], "price": [7.5]}
+    )
     lists = model.recommend([history], k=45, **more)
     return dict(zip(lists.items[0], lists.scores[0], strict=True))
 

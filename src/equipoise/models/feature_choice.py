@@ -46,7 +46,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {  # of the map, tried in this order
     "neighbours": (5, 10, 20, 50),
     "share": (0.1, 0.3, 1.0),
 }
-ROUNDS = 2
+ROUNDS, CLEAR = 2, 2.0
 SCALES = (0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.4, 1.7, 2.0, 2.4, 2.8)
 LEAST = 1e-6  # of what a user leaves of the solve
 LOSS = 0.02  # of NDCG that lists may lose so that new items are shown
@@ -116,11 +116,7 @@ def choose_map(model: LinearAutoencoder) -> tuple[Features, dict[str, float]]:
         defaults = replace(DEFAULTS, map="nearest") if model.solution_.is_sparse else DEFAULTS
         return _filled(settings, defaults), {}
     default = replace(_filled(settings, DEFAULTS), scale=settings.scale)
-    by_user = _search(trials, settings, default)
-    best = max(by_user, key=lambda candidate: by_user[candidate].mean())
-    gain = by_user[best] - by_user[default]
-    if not gain.mean() > gain.std() / len(gain) ** 0.5:
-        best = default
+    best, by_user = _search(trials, settings, default)
     figures: dict[str, float] = {}
     for candidate, value in by_user.items():
         figures[candidate.map] = max(figures.get(candidate.map, 0.0), float(value.mean()))
@@ -138,10 +134,11 @@ def choose_map(model: LinearAutoencoder) -> tuple[Features, dict[str, float]]:
 
 def _search(
     trials: Sequence[HiddenItems], settings: Features, start: Features
-) -> dict[Features, Array]:
-    """Return the NDCG of hidden items of each user, by the settings that were tried.
+) -> tuple[Features, dict[Features, Array]]:
+    """Return the best settings, and the NDCG of hidden items of each user by those tried.
 
-    One setting after another that is "auto" takes its best value, `ROUNDS` times.
+    One setting after another that is "auto" takes its best value, `ROUNDS` times, if the mean gain
+    over users is larger than `CLEAR` times its standard error.
     """
     by_user: dict[Features, Array] = {}
 
@@ -152,12 +149,15 @@ def _search(
         return float(by_user[candidate].mean())
 
     best = start
-    mean(start)
+    mean(best)
     for _, (name, options) in product(range(ROUNDS), OPTIONS.items()):
         is_used = name not in ("mu", "neighbours") or best.map != UNUSED[name]
         if is_used and getattr(settings, name) == "auto":
-            best = max((replace(best, **{name: value}) for value in options), key=mean)
-    return by_user
+            other = max((replace(best, **{name: value}) for value in options), key=mean)
+            gain = by_user[other] - by_user[best]
+            if gain.mean() > CLEAR * gain.std() / len(gain) ** 0.5:
+                best = other
+    return best, by_user
 
 
 def _filled(settings: Features, defaults: Features) -> Features:

@@ -41,7 +41,7 @@ WORD = r"[\p{L}\p{N}]{2,}"
 FEWEST = 2  # items that share a word or a category; one that a single item has says nothing
 KNOTS = 9  # of a number, at its quantiles
 FEW_NUMBERS = 12  # an integer column with at most as many values is a category
-DIRECTIONS = 64  # of a vector, at most
+DIRECTIONS = 256  # of a vector, at most
 SHORT = 0.5  # of the median length: descriptions below that are not stretched to length 1
 
 

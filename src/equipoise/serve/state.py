@@ -842,9 +842,7 @@ class State:
         self.experiment = next(iter(config.experiments), None)
         if self.experiment is not None:
             store.record_shares(self.experiment.name, self.experiment.models)
-        models = {
-            name: Served.open(name, folder, store) for name, folder in config.models.items()
-        }
+        models = {name: Served.open(name, folder, store) for name, folder in config.models.items()}
         self._version = store.attribute_version()  # read first, so that no change is missed
         self._attributes: dict[str, dict[str, Any]] = store.all_attributes()
         self.models = {name: self._extended(served) for name, served in models.items()}
