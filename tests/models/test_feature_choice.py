@@ -1,4 +1,4 @@
-"""The criterion of the automatic settings: scores without the hidden items and without the user."""
+"""The criterion of the automatic settings: scores without hidden items and without the user."""
 
 from __future__ import annotations
 

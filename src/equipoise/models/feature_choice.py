@@ -274,18 +274,18 @@ class HiddenItems:
             vector.astype(np.float64) for vector in model.normalizer_.item_scales(counts, ALPHA)
         )
         solution = model.solution_
-        P = solution.gathered(self.hidden).astype(np.float64)  # P_N
-        T = np.linalg.solve(P[:, self.hidden], P)  # P_NN^-1 P_N
-        diagonal = model.diagonal_ - (P * T).sum(axis=0)
+        P: Array = solution.gathered(self.hidden).astype(np.float64)  # P_N
+        T: Array = np.linalg.solve(P[:, self.hidden], P)  # P_NN^-1 P_N
+        diagonal: Vector = model.diagonal_ - (P * T).sum(axis=0)
         ones = np.ones(len(source), solution.dtype)
         term = solution.term(ones, ones)
         scaled: Any = (history @ sp.diags_array(source)).tocsr()
         of_history, of_user = (self._times(rows, term, P, T) for rows in (scaled, trained))
         # Q_-u = Q + w Qx (Qx)^T / (1 - w x^T Q x), with the row x of user u
-        room = 1 - weights * np.asarray(trained.multiply(of_user).sum(axis=1)).ravel()
+        room = 1 - weights * _row_products(trained, of_user)
         factors = (weights / np.maximum(room, LEAST))[:, None]
-        inner = np.asarray(scaled.multiply(of_user).sum(axis=1)).reshape(-1, 1)
-        scores = of_history + factors * inner * of_user
+        inner = _row_products(scaled, of_user)[:, None]
+        scores: Array = of_history + factors * inner * of_user
         diagonals = np.maximum(diagonal + factors * of_user**2, np.finfo(np.float64).tiny)
         scores -= scaled.toarray() * diagonals  # the diagonal of the weights is zero
         scores *= -inner_target * model._column_scale(diagonals, model.penalty_)
@@ -294,9 +294,9 @@ class HiddenItems:
 
     def _times(self, rows: Csr, term: Term, P: Array, T: Array) -> Array:
         """Return rows times the inverse without the hidden items."""
-        product = score([term], rows.astype(np.float32)).astype(np.float64)
-        product += (rows @ sp.diags_array(self.model.diagonal_)).toarray()
-        product -= (rows @ P.T) @ T
+        product: Array = score([term], rows.astype(np.float32)).astype(np.float64)
+        diagonal: Any = rows @ sp.diags_array(self.model.diagonal_)
+        product += diagonal.toarray() - (rows @ P.T) @ T
         return product
 
     def scores_of(self, settings: Features) -> Array:
@@ -339,14 +339,16 @@ class HiddenItems:
         """Return scores and histories, summed over the known items that have each feature."""
         known, _ = self._rows(rarity)
         scores: Any = self.scores @ known
-        return scores, (self.history @ known).toarray()
+        history: Any = self.history @ known
+        return scores, history.toarray()
 
     @memoised
     def _means(self, rarity: float, number: int) -> tuple[Array, Array]:
         """Return the scores of hidden items by "nearest": of the weights, and of the history."""
         known, hidden = self._rows(rarity)
         mixtures: Any = nearest(hidden, known, number)
-        return self.scores @ mixtures, (self.history @ mixtures).toarray()
+        history: Any = self.history @ mixtures
+        return self.scores @ mixtures, history.toarray()
 
     def ndcg_of_hidden(self, scores: Array) -> Array:
         """Return the NDCG of each user, of lists of hidden items; all of a user are targets."""
@@ -383,3 +385,9 @@ class HiddenItems:
             lists[np.isneginf(np.take_along_axis(joined, order, axis=1))] = -1
             values.append(ndcg(find_hits(lists, self.targets), K))
         return np.stack(values)
+
+
+def _row_products(rows: Csr, others: Array) -> Vector:
+    """Return the inner product of each row with the same row of an array."""
+    products: Any = rows.multiply(others)
+    return np.asarray(products.sum(axis=1), np.float64).ravel()
