@@ -493,3 +493,9 @@ def test_damaged_arrays_of_features_are_refused(
     np.save(file, array)
     with pytest.raises(eq.FileFormatError):
         eq.load(folder)
+
+
+def test_ids_may_be_in_a_column_of_any_name(data: Interactions) -> None:
+    fitted = model().fit(data)
+    fitted.add_items({"code": ["n5"], "themes": [["sun"]], "title": ["A sun"]}, id="code")
+    assert "n5" in fitted.item_index_.values

@@ -458,10 +458,11 @@ class Interactions:
         known_items = read_catalogue(self.item_index, options, notes)
         return self._replace(catalogue=known_items, notes=notes)
 
-    def with_items_described(self, items: Any) -> Interactions:
+    def with_items_described(self, items: Any, *, id: str | None = None) -> Interactions:
         """Return the data with more attributes, or other ones, of known and of new items.
 
-        `items` is a table as for `with_catalogue`; its columns have the kinds of those here.
+        `items` is a table as for `with_catalogue`; its columns have the kinds of those here. `id`
+        names the column of ids.
         """
         sources = object_catalogue(items)
         columns = {name for source in sources for name in source.columns}
@@ -470,6 +471,7 @@ class Interactions:
         known = {n: kind for n, kind in kinds.items() if n in columns and kind != "other"}
         options = ReadOptions(
             catalogue=sources,
+            catalogue_id=id,
             title=title if title in columns else None,
             catalogue_types=known,
         )

@@ -8,11 +8,11 @@ complement P_kk - P_kN P_NN^-1 P_Nk, so it needs no other solve.
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,23 +27,31 @@ from equipoise.models.leaving_out import draw_users, lists_without
 from equipoise.models.new_items import ALPHA, RIDGE_PART, ItemFeatures, nearest, ridge_solve
 from equipoise.normalize import CustomNorm, Normalizer
 from equipoise.ranking.ranker import score
+from equipoise.ranking.terms import Term
 from equipoise.solve.engine import Solver
 from equipoise.solve.planning import SolveOptions
 
 if TYPE_CHECKING:
     from equipoise.models.linear import LinearAutoencoder
 
+Result = TypeVar("Result")
 Vector = npt.NDArray[np.float64]
 Array = npt.NDArray[np.float64]
 
 WEIGHTS = (0.0, 1.0, 3.0, 10.0)  # of the features in the solve
-RARITIES = (0.0, 0.5, 1.0)
-PENALTIES = (1.0, 3.0)
-SHARES = (0.3,)  # not searched: the solve has seen the users, which makes a small share look good
-NEIGHBOURS = (10, 50)
+OPTIONS: dict[str, tuple[Any, ...]] = {  # of the map, tried in this order
+    "map": MAPS,
+    "rarity": (0.0, 0.5, 1.0),
+    "mu": (0.3, 1.0, 3.0, 10.0),
+    "neighbours": (5, 10, 20, 50),
+    "share": (0.1, 0.3, 1.0),
+}
+ROUNDS, CLEAR = 2, 2.0
 SCALES = (0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.4, 1.7, 2.0, 2.4, 2.8)
+LEAST = 1e-6  # of what a user leaves of the solve
 LOSS = 0.02  # of NDCG that lists may lose so that new items are shown
-CHOSEN = ("map", "rarity", "mu", "share", "neighbours", "scale")
+UNUSED = {"mu": "nearest", "neighbours": "ridge"}  # settings, and the maps that lack them
+CHOSEN = (*OPTIONS, "scale")
 # where there is too little to choose by, or nothing is clearly better
 DEFAULTS = Features(map="both", rarity=0.0, mu=1.0, share=0.3, neighbours=10, scale=1.0)
 K = 20
@@ -107,22 +115,11 @@ def choose_map(model: LinearAutoencoder) -> tuple[Features, dict[str, float]]:
         # the columns of features would be dense where the solve is sparse
         defaults = replace(DEFAULTS, map="nearest") if model.solution_.is_sparse else DEFAULTS
         return _filled(settings, defaults), {}
-    values: dict[Features, list[Array]] = defaultdict(list)
-    for trial in trials:
-        for candidate, scores in trial.candidates(settings):
-            values[candidate].append(trial.ndcg_of_hidden(scores))
-    by_user = {candidate: np.concatenate(parts) for candidate, parts in values.items()}
     default = replace(_filled(settings, DEFAULTS), scale=settings.scale)
-    best = max(by_user, key=lambda candidate: by_user[candidate].mean())
-    gain = by_user[best] - by_user[default]
-    if not gain.mean() > gain.std() / len(gain) ** 0.5:
-        best = default
-    figures = {
-        name: max(
-            float(value.mean()) for candidate, value in by_user.items() if candidate.map == name
-        )
-        for name in _options(settings.map, MAPS)
-    }
+    best, by_user = _search(trials, settings, default)
+    figures: dict[str, float] = {}
+    for candidate, value in by_user.items():
+        figures[candidate.map] = max(figures.get(candidate.map, 0.0), float(value.mean()))
     if settings.scale != "auto":
         return best, figures
     lists = [trial.ndcg_by_scale(trial.scores_of(best)) for trial in trials]
@@ -135,10 +132,52 @@ def choose_map(model: LinearAutoencoder) -> tuple[Features, dict[str, float]]:
     return replace(best, scale=scale), figures
 
 
+def _search(
+    trials: Sequence[HiddenItems], settings: Features, start: Features
+) -> tuple[Features, dict[Features, Array]]:
+    """Return the best settings, and the NDCG of hidden items of each user by those tried.
+
+    One setting after another that is "auto" takes its best value, `ROUNDS` times, if the mean gain
+    over users is larger than `CLEAR` times its standard error.
+    """
+    by_user: dict[Features, Array] = {}
+
+    def mean(candidate: Features) -> float:
+        if candidate not in by_user:
+            parts = [trial.ndcg_of_hidden(trial.scores_of(candidate)) for trial in trials]
+            by_user[candidate] = np.concatenate(parts)
+        return float(by_user[candidate].mean())
+
+    best = start
+    mean(best)
+    for _, (name, options) in product(range(ROUNDS), OPTIONS.items()):
+        is_used = name not in ("mu", "neighbours") or best.map != UNUSED[name]
+        if is_used and getattr(settings, name) == "auto":
+            other = max((replace(best, **{name: value}) for value in options), key=mean)
+            gain = by_user[other] - by_user[best]
+            if gain.mean() > CLEAR * gain.std() / len(gain) ** 0.5:
+                best = other
+    return best, by_user
+
+
 def _filled(settings: Features, defaults: Features) -> Features:
     """Return settings with those of others in place of "auto"."""
     unset = {name: getattr(defaults, name) for name in CHOSEN if getattr(settings, name) == "auto"}
     return replace(settings, **unset)
+
+
+def memoised(method: Callable[..., Result]) -> Callable[..., Result]:
+    """Remember the results of a method of `HiddenItems` by its arguments."""
+
+    @functools.wraps(method)
+    def wrapper(trial: HiddenItems, *arguments: Any) -> Result:
+        key = (method.__name__, *arguments)
+        if key not in trial._results:
+            trial._results[key] = method(trial, *arguments)
+        result: Result = trial._results[key]
+        return result
+
+    return wrapper
 
 
 class HiddenItems:
@@ -156,6 +195,8 @@ class HiddenItems:
         A fifth of all items of each user, hidden or not: those to be found among all items.
     used
         The other hidden items of each user, which are not listed among all items.
+    trained, weights
+        The rows of the users in the solve, and their weights.
     """
 
     def __init__(
@@ -166,11 +207,15 @@ class HiddenItems:
         shown: Interactions,
         targets: Csr,
         used: Csr,
+        trained: Csr,
+        weights: Vector,
     ) -> None:
         self.model, self.fitted, self.hidden, self.shown = model, fitted, hidden, shown
         self.targets, self.used = targets, used
         self.history = model._weigh(shown).astype(np.float64)
-        self.scores = self._known_scores()
+        self._results: dict[Any, Any] = {}
+        self.scores = self._known_scores(trained, weights)
+        self.history = self.history.astype(np.float32)
 
     @classmethod
     def draws(cls, model: LinearAutoencoder, fitted: ItemFeatures) -> list[HiddenItems]:
@@ -211,66 +256,63 @@ class HiddenItems:
         shown = earlier.entries(~in_hidden)
         used = keep_entries(earlier.matrix, in_hidden)
         has_history = np.diff(shown.matrix.indptr) > 0
-        parts = (later.matrix[has_history], used[has_history])
+        users = users[has_history]
+        trained = data.matrix[users]
+        trained = keep_entries(trained, ~is_hidden[trained.indices]).astype(np.float64)
+        weights = model.normalizer_.user_weights(data)[users].astype(np.float64)
+        parts = (later.matrix[has_history], used[has_history], trained, weights)
         return cls(model, fitted, hidden, shown.rows(has_history), *parts)
 
-    def _known_scores(self) -> Array:
-        """Return the scores of all items without the hidden ones in the solve, at alpha 1/2."""
+    def _known_scores(self, trained: Csr, weights: Vector) -> Array:
+        """Return the scores of all items at alpha 1/2, without the hidden ones and the user.
+
+        `trained` and `weights` are the rows of the users in the solve, and their weights.
+        """
         model, history = self.model, self.history
         counts = model._fitted.item_counts
         source, inner_target = (
             vector.astype(np.float64) for vector in model.normalizer_.item_scales(counts, ALPHA)
         )
         solution = model.solution_
-        P = solution.gathered(self.hidden).astype(np.float64)  # P_N
-        T = np.linalg.solve(P[:, self.hidden], P)  # P_NN^-1 P_N
-        removed = (P * T).sum(axis=0)  # from the diagonal of P
+        P: Array = solution.gathered(self.hidden).astype(np.float64)  # P_N
+        T: Array = np.linalg.solve(P[:, self.hidden], P)  # P_NN^-1 P_N
+        diagonal: Vector = model.diagonal_ - (P * T).sum(axis=0)
         ones = np.ones(len(source), solution.dtype)
-        term = solution.term(source.astype(solution.dtype), ones)
+        term = solution.term(ones, ones)
         scaled: Any = (history @ sp.diags_array(source)).tocsr()
-        scores = score([term], history.astype(np.float32)).astype(np.float64)
-        scores -= (scaled @ P.T) @ T
-        scores += (scaled @ sp.diags_array(removed)).toarray()  # the diagonal stays zero
-        diagonal = np.maximum(model.diagonal_ - removed, np.finfo(np.float64).tiny)
-        target = -inner_target * model._column_scale(diagonal, model.penalty_)
-        target[self.hidden] = 0
-        scores *= target
-        return scores
+        of_history, of_user = (self._times(rows, term, P, T) for rows in (scaled, trained))
+        # Q_-u = Q + w Qx (Qx)^T / (1 - w x^T Q x), with the row x of user u
+        room = 1 - weights * _row_products(trained, of_user)
+        factors = (weights / np.maximum(room, LEAST))[:, None]
+        inner = _row_products(scaled, of_user)[:, None]
+        scores: Array = of_history + factors * inner * of_user
+        diagonals = np.maximum(diagonal + factors * of_user**2, np.finfo(np.float64).tiny)
+        scores -= scaled.toarray() * diagonals  # the diagonal of the weights is zero
+        scores *= -inner_target * model._column_scale(diagonals, model.penalty_)
+        scores[:, self.hidden] = 0
+        return scores.astype(np.float32)
 
-    def candidates(self, settings: Features) -> Iterator[tuple[Features, Array]]:
-        """Yield the settings to try, each with the scores of the hidden items."""
-        maps, shares = _options(settings.map, MAPS), _options(settings.share, SHARES)
-        numbers = _options(settings.neighbours, NEIGHBOURS)
-        for rarity in _options(settings.rarity, RARITIES):
-            known, hidden = self._rows(float(rarity))
-            base = replace(settings, rarity=rarity)
-            means = {number: self._means(known, hidden, int(number)) for number in numbers}
-            sums: dict[Any, tuple[Array, Array]] = {None: (np.zeros(0), np.zeros(0))}
-            if {*maps} != {"nearest"}:
-                sums = {
-                    mu: self._sums(known, hidden, float(mu))
-                    for mu in _options(settings.mu, PENALTIES)
-                }
-            for share, (mu, ridge), (number, mean) in product(shares, sums.items(), means.items()):
-                candidate = replace(base, share=share, neighbours=number)
-                if mu is not None:
-                    candidate = replace(candidate, mu=mu)
-                    of_ridge = ridge[0] + share * ridge[1]
-                of_nearest = mean[0] + share * mean[1]
-                first_number, first_mu = number == numbers[0], mu in (None, next(iter(sums)))
-                if "ridge" in maps and first_number:
-                    yield replace(candidate, map="ridge"), of_ridge
-                if "nearest" in maps and first_mu:
-                    filled = _filled(replace(candidate, map="nearest"), DEFAULTS)
-                    yield replace(filled, scale=settings.scale), of_nearest
-                if "both" in maps:
-                    mixed = RIDGE_PART * of_ridge + (1 - RIDGE_PART) * of_nearest
-                    yield replace(candidate, map="both"), mixed
+    def _times(self, rows: Csr, term: Term, P: Array, T: Array) -> Array:
+        """Return rows times the inverse without the hidden items."""
+        product: Array = score([term], rows.astype(np.float32)).astype(np.float64)
+        diagonal: Any = rows @ sp.diags_array(self.model.diagonal_)
+        product += diagonal.toarray() - (rows @ P.T) @ T
+        return product
 
     def scores_of(self, settings: Features) -> Array:
         """Return the scores of the hidden items by settings without "auto"."""
-        return next(scores for _, scores in self.candidates(settings))
+        rarity, share = float(settings.rarity), float(settings.share)
+        parts = []
+        if settings.map != "nearest":
+            parts.append(self._sums(rarity, float(settings.mu)))
+        if settings.map != "ridge":
+            parts.append(self._means(rarity, int(settings.neighbours)))
+        scores = [of_weights + share * of_history for of_weights, of_history in parts]
+        if len(scores) == 1:
+            return scores[0]
+        return RIDGE_PART * scores[0] + (1 - RIDGE_PART) * scores[1]
 
+    @memoised
     def _rows(self, rarity: float) -> tuple[Csr, Csr]:
         """Return features of the known items, without the hidden ones, and of the hidden ones."""
         data, fitted = self.model._fitted, self.fitted
@@ -284,16 +326,29 @@ class HiddenItems:
         known.eliminate_zeros()
         return known, rows[self.hidden]
 
-    def _sums(self, known: Csr, hidden: Csr, mu: float) -> tuple[Array, Array]:
-        """Return the scores of hidden items by "ridge": of the weights, and of shares."""
-        inner = ridge_solve(known, mu, hidden.toarray().T).astype(np.float64)
-        scores: Any = self.scores @ known
-        return scores @ inner, (self.history @ known).toarray() @ inner
+    @memoised
+    def _sums(self, rarity: float, mu: float) -> tuple[Array, Array]:
+        """Return the scores of hidden items by "ridge": of the weights, and of the history."""
+        known, hidden = self._rows(rarity)
+        inner = ridge_solve(known, mu, hidden.toarray().T)
+        scores, history = self._of_features(rarity)
+        return scores @ inner, history @ inner
 
-    def _means(self, known: Csr, hidden: Csr, number: int) -> tuple[Array, Array]:
-        """Return the scores of hidden items by "nearest": of the weights, and of shares."""
-        mixtures: Any = nearest(hidden, known, number).astype(np.float64)
-        return self.scores @ mixtures, (self.history @ mixtures).toarray()
+    @memoised
+    def _of_features(self, rarity: float) -> tuple[Array, Array]:
+        """Return scores and histories, summed over the known items that have each feature."""
+        known, _ = self._rows(rarity)
+        scores: Any = self.scores @ known
+        history: Any = self.history @ known
+        return scores, history.toarray()
+
+    @memoised
+    def _means(self, rarity: float, number: int) -> tuple[Array, Array]:
+        """Return the scores of hidden items by "nearest": of the weights, and of the history."""
+        known, hidden = self._rows(rarity)
+        mixtures: Any = nearest(hidden, known, number)
+        history: Any = self.history @ mixtures
+        return self.scores @ mixtures, history.toarray()
 
     def ndcg_of_hidden(self, scores: Array) -> Array:
         """Return the NDCG of each user, of lists of hidden items; all of a user are targets."""
@@ -332,6 +387,7 @@ class HiddenItems:
         return np.stack(values)
 
 
-def _options(value: Any, options: Sequence[Any]) -> Sequence[Any]:
-    """Return the values to try: all options for "auto"."""
-    return options if value == "auto" else (value,)
+def _row_products(rows: Csr, others: Array) -> Vector:
+    """Return the inner product of each row with the same row of an array."""
+    products: Any = rows.multiply(others)
+    return np.asarray(products.sum(axis=1), np.float64).ravel()

@@ -41,7 +41,7 @@ WORD = r"[\p{L}\p{N}]{2,}"
 FEWEST = 2  # items that share a word or a category; one that a single item has says nothing
 KNOTS = 9  # of a number, at its quantiles
 FEW_NUMBERS = 12  # an integer column with at most as many values is a category
-DIRECTIONS = 64  # of a vector, at most
+DIRECTIONS = 256  # of a vector, at most
 SHORT = 0.5  # of the median length: descriptions below that are not stretched to length 1
 
 
@@ -417,6 +417,11 @@ def _tokens(cells: pl.Series, kind: str) -> pl.DataFrame:
     """Return the distinct tokens of each row: columns row and token."""
     frame = pl.DataFrame({"row": np.arange(len(cells)), "token": cells})
     token = pl.col("token")
+    if cells.dtype.is_float():  # a column of integers with gaps, as some libraries have it
+        whole = token.cast(pl.Int64, strict=False)
+        frame = frame.with_columns(
+            pl.when(token == whole).then(whole.cast(pl.String)).otherwise(token.cast(pl.String))
+        )
     if kind == "list":
         frame = frame.explode("token")
     elif kind == "words":

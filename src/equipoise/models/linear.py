@@ -561,7 +561,7 @@ class LinearAutoencoder(Recommender):
         return columns.shared_attributes(fitted.vocabulary, items, target)
 
     @atomic
-    def add_items(self, items: Any) -> Self:
+    def add_items(self, items: Any, *, id: str | None = None) -> Self:
         """Add items that nobody has used yet, and return self; the next list may have them.
 
         Attributes of items that the model has already are replaced where the table has a value:
@@ -573,6 +573,8 @@ class LinearAutoencoder(Recommender):
         items
             A frame or a dictionary of columns: the ids, and attributes with the names of those in
             the catalogue of the training data.
+        id
+            Column of the ids, if it has no common name.
 
         Examples
         --------
@@ -591,7 +593,7 @@ class LinearAutoencoder(Recommender):
                 "with features=eq.Features()"
             )
         weighed, raw = self.interactions_, self.data_
-        self._raw_data = raw.with_items_described(items)
+        self._raw_data = raw.with_items_described(items, id=id)
         self.interactions_ = (
             self._raw_data
             if weighed is raw

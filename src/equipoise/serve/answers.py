@@ -257,7 +257,16 @@ class Answers:
         explores = self._explorer.explores(query, rules)
         if explores:
             depth = self._explorer.depth(depth)
-        listed = served.top(history, depth, allowed, query.alpha, rules, query.user, hidden=hidden)
+        listed = served.top(
+            history,
+            depth,
+            allowed,
+            query.alpha,
+            rules,
+            query.user,
+            new_items=query.new_items,
+            hidden=hidden,
+        )
         if explores:
             draw = self._explorer.draw(listed, query.k)
             listed = draw.listed
@@ -265,7 +274,9 @@ class Answers:
             listed = listed.after(offset)
         reasons = None
         if query.explain:
-            reasons = served.reasons(history, listed.places, query.alpha, query.explain)
+            reasons = served.reasons(
+                history, listed.places, query.alpha, query.explain, query.new_items
+            )
         self._telemetry.listed(served, listed.places, listed.source)
         list_id = short_id()
         facts = {
@@ -353,6 +364,8 @@ class Answers:
             raise SettingError(f"k must be at most {self._limits.k}, got {k}")
         served = self._state.model(model)
         trend, counts = self._state.trend_of(served)
+        # nobody has used items that were added since the fit
+        counts = np.append(counts, np.zeros(served.n_items - len(counts)))
         counts = np.where(self._state.catalogue(served).available, counts, 0)
         places = np.argsort(-counts, kind="stable")[:k]
         places = places[counts[places] > NEGLIGIBLE]
@@ -393,7 +406,7 @@ class Answers:
             **_origin(served, "model"),
             **_name(served, place),
             "score": served.scores(history, places, query.alpha)[0],
-            "reasons": _reasons(served, reasons),
+            "reasons": _reasons(served, reasons, place),
         }
 
     def score(self, query: schemas.Score, live: Live) -> dict[str, Any]:
@@ -580,8 +593,8 @@ def _listing(
     ranks = _ranks_json(offset, len(places))
     if reasons is not None:
         ranks = [
-            b'%s,"reasons":%s}' % (rank[:-1], to_json(_reasons(served, of_item)))
-            for rank, of_item in zip(ranks, reasons, strict=True)
+            b'%s,"reasons":%s}' % (rank[:-1], to_json(_reasons(served, of_item, place)))
+            for rank, of_item, place in zip(ranks, reasons, places, strict=True)
         ]
     items = b",".join(map(b"".join, zip(heads, scores, ranks, strict=True)))
     origin, more = served.origin_json[listed.source], to_json(facts)[1:-1]
@@ -614,8 +627,15 @@ def _name(served: Served, place: int) -> dict[str, Any]:
     return {"item": str(served.ids[place]), "title": served.titles[place]}
 
 
-def _reasons(served: Served, reasons: Reasons) -> list[dict[str, Any]]:
-    return [{**_name(served, place), "contribution": part} for place, part in reasons]
+def _reasons(served: Served, reasons: Reasons, target: int) -> list[dict[str, Any]]:
+    """Return the reasons for an item; for a new one with the attributes that it shares."""
+    rows = [{**_name(served, place), "contribution": part} for place, part in reasons]
+    shared = None
+    if target < served.n_items:  # no pin that the model does not know
+        shared = served.model._shared_attributes([place for place, _ in reasons], target)
+    if shared is None:
+        return rows
+    return [{**row, "shared": pairs} for row, pairs in zip(rows, shared, strict=True)]
 
 
 def _origin(served: Served, source: str) -> dict[str, Any]:

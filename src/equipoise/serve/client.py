@@ -142,6 +142,7 @@ class Client:
         candidates: Any = None,
         rules: RulesLike | None = None,
         alpha: float | None = None,
+        new_items: float | None = None,
         reasons: int = 0,
         **more: Any,
     ) -> ServedRecommendations:
@@ -153,6 +154,7 @@ class Client:
         """
         names, subjects = _split_subjects(users_or_histories)
         options: dict[str, Any] = {"k": k, "exclude_seen": exclude_seen, "alpha": alpha, **more}
+        options |= {} if new_items is None else {"new_items": new_items}
         options["exclude"] = [] if exclude is None else as_list(exclude)
         options["candidates"] = None if candidates is None else as_list(candidates)
         options["rules"] = _rule_fields(rules)
@@ -192,7 +194,12 @@ class Client:
             for name in ("item", "contribution", "title")
         )
         (explained,), sources = _model_ids(answer, [answer["item"]]), _model_ids(answer, sources)
-        return Explanation(explained, answer["score"], sources, parts, titles)
+        shared = None
+        if any(reason.get("shared") is not None for reason in answer["reasons"]):
+            shared = [
+                [(name, value) for name, value in reason["shared"]] for reason in answer["reasons"]
+            ]
+        return Explanation(explained, answer["score"], sources, parts, titles, shared=shared)
 
     def score(
         self, histories: Any, items: Iterable[Any], *, alpha: float | None = None

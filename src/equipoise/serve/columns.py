@@ -19,6 +19,7 @@ from equipoise.data.catalogue import Catalogue, alike
 from equipoise.errors import DataError, SettingError
 from equipoise.ranking.attribute_index import AttributeCodes, AttributeIndex
 from equipoise.ranking.rules import attribute_values, written_values
+from equipoise.serve.new_items import as_parts
 
 Mask = npt.NDArray[np.bool_]
 # types of polars, by the type of all values that a store has of an attribute
@@ -164,7 +165,7 @@ def with_values(column: pl.Series, changes: Mapping[int, Any]) -> pl.Series:
         if new.dtype == pl.String and column.dtype.is_temporal():
             new = as_moments(column.name, np.array([_seconds(value) for value in values]))
         if isinstance(column.dtype, pl.List) and not isinstance(new.dtype, pl.List):
-            new = pl.Series([None if value is None else [str(value)] for value in values])
+            new = pl.Series([as_parts(value) for value in values], dtype=column.dtype)
         old, new = alike(column, new.alias(column.name))
         is_changed = pl.Series(np.isin(np.arange(len(column)), list(changes)))
         return new.zip_with(is_changed, old)

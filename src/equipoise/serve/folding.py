@@ -20,6 +20,7 @@ from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import cell_keys
 from equipoise.errors import EquipoiseError
 from equipoise.models import Recommender, load
+from equipoise.serve.new_items import add_described
 from equipoise.serve.store import Change, Event, Store
 
 logger = logging.getLogger("equipoise.serve")
@@ -195,6 +196,9 @@ def fold_saved(path: str, store: Store, out: str | None = None) -> dict[str, Any
     """
     model = load(path)
     change = store.since(model.data_fingerprint_)
+    if change.events or change.users:
+        # so that an item that gets its first event has its attributes
+        add_described(model, store.all_attributes())
     changed = fold(model, change)
     if changed:
         # Recorded before saving: if saving fails, the old fingerprint keeps its own record. If

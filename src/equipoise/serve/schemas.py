@@ -57,6 +57,7 @@ Ids = Annotated[list[Id], Field(fail_fast=True)]
 Length = Annotated[StrictInt, Field(ge=1, le=DEEPEST)]
 Offset = Annotated[StrictInt, Field(ge=0, le=DEEPEST)]
 Dial = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Factor = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
 Words = Annotated[str, AfterValidator(_check_unicode)]
 Plain = StrictBool | Whole | Annotated[float, Field(allow_inf_nan=False)] | Words | None
 Plains = Annotated[list[Plain], Field(fail_fast=True)]
@@ -125,6 +126,10 @@ class Recommend(Who):
         default=None, description="Rules as in docs/rules.md: pin, boost, at_most, diversity, ..."
     )
     exclude_seen: StrictBool = Field(default=True, description="Leave out used and shown items.")
+    new_items: Factor | None = Field(
+        default=None,
+        description="Factor of the scores of items without users; 0 leaves them out.",
+    )
     explain: Annotated[StrictInt, Field(ge=0, le=20)] = Field(
         default=0, description="Reasons for each item, at most this many."
     )
@@ -230,6 +235,9 @@ class Reason(BaseModel):
     item: str
     title: str
     contribution: float
+    shared: list[tuple[str, str]] | None = Field(
+        default=None, description="Attributes and values that it shares with a new item."
+    )
 
 
 class Item(BaseModel):

@@ -43,6 +43,7 @@ from equipoise.ranking.terms import Term
 from equipoise.serve.columns import Column, json_value, plain_parts, stacked
 from equipoise.serve.config import Config, Experiment, Limits
 from equipoise.serve.folding import event_value, increment_of, split_at_dislikes
+from equipoise.serve.new_items import add_described, described_items
 from equipoise.serve.store import TENANT, Event, Live, LiveEvent, Store, StoreError
 from equipoise.serve.trends import LiveTrend
 
@@ -114,16 +115,16 @@ class Ranking:
     """What ranks items: a model and its terms by alpha, with the trend at one time."""
 
     model: Recommender
-    terms: Callable[[float | None], list[Term]]
-    rows: Callable[[float | None], RowRanker]  # of these terms
+    terms: Callable[..., list[Term]]  # by alpha, and the factor of new items
+    rows: Callable[..., RowRanker]  # of these terms
 
     @classmethod
-    def of(
-        cls, model: Recommender, make_terms: Callable[[float | None], list[Term]], size: int
-    ) -> Ranking:
-        """Return the ranking by these terms, of which so many values of alpha are cached."""
+    def of(cls, model: Recommender, make_terms: Callable[..., list[Term]], size: int) -> Ranking:
+        """Return the ranking by these terms, of which so many values of the dials are cached."""
         terms = functools.lru_cache(size)(make_terms)
-        return cls(model, terms, functools.lru_cache(size)(lambda a: RowRanker(terms(a))))
+        return cls(
+            model, terms, functools.lru_cache(size)(lambda *dials: RowRanker(terms(*dials)))
+        )
 
 
 def saved_version(name: str, folder: str) -> str:
@@ -135,12 +136,19 @@ def saved_version(name: str, folder: str) -> str:
 
 
 class Served:
-    """A loaded model, ready to answer; only its trend changes, with the events in the store."""
+    """A loaded model, ready to answer; only its trend changes, with the events in the store.
+
+    `added` are the attributes of items that the store has and the saved model does not list, or
+    lists by other attributes. `n_loaded` is the number of items of the saved model; those added
+    follow them.
+    """
 
     def __init__(self, name: str, folder: str, model: Recommender, version: str) -> None:
         self.name, self.folder, self.model, self.version = name, folder, model, version
-        data = model.interactions_
+        data = model._served
         self.data, self.n_items = data, data.n_items
+        self.n_loaded, self.added = self.n_items, dict[str, Mapping[str, Any]]()
+        self._loaded_model = model
         self.items = data.item_index
         self._is_alone = form_of(data) == "none"  # knows no user but those in the store
         if self._is_alone and model.trend_ is not None:
@@ -164,16 +172,36 @@ class Served:
         self.event = self.forgotten = 0  # row numbers of the last ones the model includes
         self._folded_titles = [title.casefold() for title in self.titles]
         self._dials = max(2, min(DIALS, DIAL_BYTES // (16 * max(self.n_items, 1))))
-        self.untrended = Ranking.of(model, model._terms, self._dials)
+        self.untrended = Ranking.of(model, self._model_terms, self._dials)
         self.trend: LiveTrend | None = None
         self.ranking = self._ranking()
         self.is_plain = model.fold_in and not model.ordered  # a history is a row of weights
         self.alpha = model.alpha_
-        self._is_used = self.counts > 0
+        self._is_used = model._usable_counts > 0
         self._item_json: dict[int, bytes] = {}
         terms = self.untrended.terms(None) if self.is_plain else []
         # assume that other models look at all items for each item of the history
         self._steps = scoring_steps(terms, self.n_items) if terms else (0.0, float(self.n_items))
+
+    def _model_terms(self, alpha: float | None, new_items: float | None = None) -> list[Term]:
+        terms = self.model._terms(alpha)
+        return terms if new_items is None else self.model._with_dial(terms, new_items)
+
+    def with_added(self, added: Mapping[str, Mapping[str, Any]]) -> Served:
+        """Return the model with these items of the store in place of those added before."""
+        model = copy.copy(self._loaded_model)
+        if added:
+            # columns of items that stay are not computed again
+            model.__dict__["_new_columns"] = vars(self.model).get("_new_columns")
+            add_described(model, added)
+        served = Served(self.name, self.folder, model, self.version)
+        served._loaded_model, served.n_loaded = self._loaded_model, self.n_loaded
+        served.added, served.fitted, served.loaded = dict(added), self.fitted, self.loaded
+        served.event, served.forgotten = self.event, self.forgotten
+        served.trend = self.trend
+        if self.trend is not None and model.trend_ is not None:
+            served.ranking = served._ranking(self.trend.counts)
+        return served
 
     def _ranking(self, counts: npt.NDArray[np.float64] | None = None) -> Ranking:
         """Return what ranks items, for other recent users of the items than those of the fit."""
@@ -184,7 +212,7 @@ class Served:
         if counts is not None:
             trend, model = trend.with_counts(counts), copy.copy(model)
             model.trend_ = trend
-        return Ranking.of(model, lambda alpha: trend.applied_to(terms(alpha)), self._dials)
+        return Ranking.of(model, lambda *dials: trend.applied_to(terms(*dials)), self._dials)
 
     def follow(self, store: Store, *, completely: bool) -> bool:
         """Count the new events in the store; return whether all of them are counted.
@@ -372,16 +400,18 @@ class Served:
         rules: ItemRules | None = None,
         user: str | None = None,
         with_trend: bool = True,
+        new_items: float | None = None,
         hidden: Positions = NOTHING,
     ) -> Listed:
         """Return the k best items that are allowed and not hidden; popular ones without a history.
 
-        `user` selects the rules that name a user.
+        `user` selects the rules that name a user; `new_items` multiplies the scores of new items.
         """
         ranking = self.ranking if with_trend else self.untrended
+        dials = (alpha,) if new_items is None else (alpha, new_items)
         if rules is None and self.is_plain and not self.is_cold(history):
             places, weights = history.places, history.weights
-            ranked = ranking.rows(alpha).rank(places, weights, k, allowed, hidden)
+            ranked = ranking.rows(*dials).rank(places, weights, k, allowed, hidden)
             return Listed(*ranked, "model")
         allowed = allowed.copy()
         allowed[hidden] = False
@@ -393,8 +423,8 @@ class Served:
             used = np.array([[str(item) in history.unknown for item in unknown.ids]], np.bool_)
         request = self.request(history, allowed, user, used_pins=used)
         k = min(k, max(self.n_items, 1) + len(pins))
-        # raises where the model takes no alpha
-        terms = ranking.terms(alpha)
+        # raises where the model takes no alpha, or knows no new items
+        terms = ranking.terms(*dials)
         lists = ranking.model._rank_rows(request, terms, k, exclude_seen=False, rules=rules)
         length = lists.lengths[0]
         source = "popular" if request.cold[0] else "model"
@@ -417,12 +447,18 @@ class Served:
         return [scores.get(place) for place in places.tolist()]
 
     def reasons(
-        self, history: History, places: Positions, alpha: float | None, most: int | None = None
+        self,
+        history: History,
+        places: Positions,
+        alpha: float | None,
+        most: int | None = None,
+        new_items: float | None = None,
     ) -> list[Reasons]:
         """Return, for each of these items, the history items that contribute most to its score."""
         if not self.model.explains or not self.is_plain:
             raise DataError(f"model {self.name!r} cannot give reasons; use a linear model")
-        request, terms = self.request(history), self.ranking.terms(alpha)
+        dials = (alpha,) if new_items is None else (alpha, new_items)
+        request, terms = self.request(history), self.ranking.terms(*dials)
         return self.model._explain_rows(request, terms, [places], most)[0]
 
     def search(self, text: str, limit: int, offset: int) -> tuple[list[int], int]:
@@ -793,11 +829,10 @@ class State:
         self.experiment = next(iter(config.experiments), None)
         if self.experiment is not None:
             store.record_shares(self.experiment.name, self.experiment.models)
-        self.models = {
-            name: Served.open(name, folder, store) for name, folder in config.models.items()
-        }
+        models = {name: Served.open(name, folder, store) for name, folder in config.models.items()}
         self._version = store.attribute_version()  # read first, so that no change is missed
         self._attributes: dict[str, dict[str, Any]] = store.all_attributes()
+        self.models = {name: self._extended(served) for name, served in models.items()}
         self._checked = time.monotonic()
         self._catalogues: dict[str, Catalogue] = {}
         self._renewing = threading.Lock()
@@ -821,7 +856,9 @@ class State:
             except (EquipoiseError, OSError, ValueError) as error:
                 logger.error("reload refused: %s", error)
                 raise DataError("a model could not be loaded; the old ones stay in use") from error
-            self.models, self._catalogues = models, {}
+            with self._renewing, self._counting:
+                models = {name: self._extended(served) for name, served in models.items()}
+                self.models, self._catalogues = models, {}
             return {name: served.version for name, served in models.items()}
 
     def are_changed(self) -> bool:
@@ -872,6 +909,7 @@ class State:
         last = _change_number(self._version)
         if last is None or _change_number(version) is None:
             self._attributes, self._catalogues = self.store.all_attributes(), {}
+            self._extend_models(None)
         else:
             changes = self.store.all_attributes(last)
             if not changes:
@@ -885,7 +923,31 @@ class State:
                 if is_small and known.stored is self._attributes
             }
             self._attributes = attributes
+            if changes:
+                self._extend_models(changes)
         self._version = version
+
+    def _extend_models(self, changes: Mapping[str, Mapping[str, Any]] | None) -> None:
+        """Let models list the items of the store that they know by their attributes alone."""
+        with self._counting:  # no thread changes a trend meanwhile
+            models = {n: self._extended(served, changes) for n, served in self.models.items()}
+            self.models = models
+
+    def _extended(
+        self, served: Served, changes: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> Served:
+        """Return a model with the items of the store; after `changes`, or with all of them."""
+        kept = served.added if changes is not None else {}
+        stored = self._attributes if changes is None else changes
+        kept = {item: values for item, values in kept.items() if item not in stored}
+        added = kept | described_items(served._loaded_model, stored)
+        if added == served.added:
+            return served
+        try:
+            return served.with_added(added)
+        except EquipoiseError as error:  # such as too many items for the memory
+            logger.error("model %r does not list new items: %s", served.name, error)
+            return served
 
     def trends_are_old(self) -> bool:
         """Whether to count the events that have arrived, for models with a trend."""

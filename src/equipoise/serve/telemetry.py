@@ -307,10 +307,10 @@ class Telemetry:
             self.shown.labels(served.name, "tail").inc(len(places) - head)
             popularity = float(served.rank[places].sum()) / served.n_items
             self.popularity.labels(served.name).inc(popularity)
-            self._bitmap(served)[places] = 1
+            self._bitmap(served)[places[places < served.n_loaded]] = 1
 
     def coverage_of(self, served: Served) -> float:
-        """Return the share of the items that any worker has listed."""
+        """Return the share of the items of the saved model that any worker has listed."""
         self.settle()
         bitmap = self._bitmap(served)
         return float(bitmap.mean()) if len(bitmap) else 0.0
@@ -320,7 +320,7 @@ class Telemetry:
         name = _bitmap_name(served)
         bitmap = self._bitmaps.get(name)
         if bitmap is None:
-            bitmap = self._bitmaps[name] = self._open_bitmap(name, served.n_items)
+            bitmap = self._bitmaps[name] = self._open_bitmap(name, served.n_loaded)
         return bitmap
 
     def _open_bitmap(self, name: str, size: int) -> npt.NDArray[np.uint8]:
