@@ -12,8 +12,8 @@ are stored there in `times.json`.
 
 The phase `memory` starts a scheduler, two workers and a client as processes of their own, goes
 from files to written lists with a fit of neighbourhoods, and prints the peak memory of each. With
-one folder for several sizes it also prints how the peaks grow. The phase `bytes` measures what a task
-takes in the scheduler and in the client, and what a pair takes in a file and a block of users.
+one folder for several sizes it also prints how the peaks grow. The phase `bytes` measures
+what a task takes in the scheduler and in the client, and a pair in a file and a block of users.
 """
 
 from __future__ import annotations

@@ -221,3 +221,30 @@ def test_a_replaced_model_is_freed_without_garbage_collection(
         gc.enable()
         gc.unfreeze()
         store.close()
+
+
+def test_a_model_without_training_data_answers_from_the_store(
+    shop_data: Interactions, tmp_path: Path
+) -> None:
+    model = eq.EASE(l2=5.0).fit(shop_data)
+    model.save(tmp_path / "m", data="none")
+    loaded = Served.open("m", str(tmp_path / "m"))
+    assert not loaded.knows("u1")
+    popular = np.argsort(-shop_data.item_counts, kind="stable")[:8]
+    assert listed(loaded, "u1", Live([], [], 0)) == shop_data.items[popular].tolist()
+    used = shop_data.history("u1")[:3]
+    live = Live([(str(item), 1.0, 1.0, NEW, "view") for item in used], [], 0)
+    assert listed(loaded, "u1", live) == model.recommend([used], k=8).items[0]
+    with pytest.raises(eq.MissingDataError, match="was saved without its training data"):
+        loaded.model.update(removed=["u1"])
+    model.save(tmp_path / "m", data="beside")
+    beside = Served.open("m", str(tmp_path / "m"))
+    assert listed(beside, "u1", Live([], [], 0)) == model.recommend(["u1"], k=8).items[0]
+
+
+def test_a_model_with_a_trend_and_no_training_data_is_not_served(
+    log: Interactions, tmp_path: Path
+) -> None:
+    eq.EASE(l2=5.0, trend=eq.Trend()).fit(log).save(tmp_path / "m", data="none")
+    with pytest.raises(eq.MissingDataError, match="has a trend, which the service moves on"):
+        Served.open("m", str(tmp_path / "m"))

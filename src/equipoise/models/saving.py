@@ -105,7 +105,7 @@ def save_model(model: Recommender, path: str | os.PathLike[str], data: str | Non
     version = 1 if form == "with" else VERSION
     content = meta, {**train_arrays, **arrays}, frames
     try:
-        if form == "none" and not model.fold_in:
+        if form == "none" and (not model.fold_in or model.ordered):
             raise MissingDataError
         write_directory(path, KIND, version, *content, restore, beside)
     except MissingDataError as error:

@@ -18,6 +18,7 @@ from equipoise.data.events import Events, as_types, summed
 from equipoise.data.ids import IdIndex
 from equipoise.data.interactions import Interactions
 from equipoise.data.matrix import cell_keys
+from equipoise.data.training import form_of
 from equipoise.errors import EquipoiseError
 from equipoise.models import Recommender, load
 from equipoise.serve.new_items import add_described
@@ -109,6 +110,8 @@ def _removed_pairs(
     model: Recommender, disliked: set[tuple[str, str]], revived: set[tuple[str, str]]
 ) -> Interactions | None:
     """Return the disliked pairs in the data, and the revived ones with a negative value."""
+    if form_of(model.data_) == "none":
+        return None
     users = model.data_.user_index
     rows = users.positions([user for user, _ in disliked | revived], unknown="skip")
     rows = np.unique(rows[rows >= 0])

@@ -247,7 +247,7 @@ class Served:
             if model.trend_ is not None:
                 served.follow(store, completely=True)
         data = served.data
-        for user in {-1, int(np.argmax(data.user_counts)) if data.n_users else -1}:
+        for user in {-1, int(np.argmax(data.user_counts)) if len(served.users) else -1}:
             served.top(served.training_history(user), 5, np.ones(served.n_items, np.bool_))
         return served
 
