@@ -304,3 +304,13 @@ def test_settings_are_not_chosen_on_a_handful_of_users(caplog: pytest.LogCapture
     assert isinstance(tuned.estimate, Estimate)
     assert "settings are chosen by leave-one-out: only " in caplog.text
     assert isinstance(eq.tune(data, trials=1, criterion="time").estimate, Forecast)
+
+
+def test_the_stored_interval_has_no_negative_figures() -> None:
+    data = eq.read([("ann", "tea", 1.0, 0), ("bob", "tea", 1.0, 9)])
+    of_yardsticks = {"popular": (0.1, 0.4)}
+    days = ("2024-01-01 to 2024-01-08", "2024-01-08 to 2024-01-15")
+    forecast = Forecast("ndcg@20", 0.2, 0.3, (0.1, 0.3), days, of_yardsticks, 0.0, 9, "EASE")
+    summary = forecast.summary(data, 0)
+    assert summary["values"]["ndcg@20"]["low"] == 0.0
+    assert summary["yardstick_periods"] == {"popular": dict(zip(days, (0.1, 0.4), strict=True))}

@@ -116,7 +116,7 @@ class Forecast:
         """Return plain values that are stored with a model fitted to these data."""
         interval = {
             "value": self.value,
-            "low": self.value - 2 * self.error,
+            "low": max(self.value - 2 * self.error, 0.0),
             "high": self.value + 2 * self.error,
         }
         return {
