@@ -212,7 +212,7 @@ class HiddenItems:
     ) -> None:
         self.model, self.fitted, self.hidden, self.shown = model, fitted, hidden, shown
         self.targets, self.used = targets, used
-        self.history = model._weigh(shown).astype(np.float64)
+        self.history: Any = model._weigh(shown).astype(np.float64)
         self._results: dict[Any, Any] = {}
         self.scores = self._known_scores(trained, weights)
         self.history = self.history.astype(np.float32)
@@ -257,7 +257,7 @@ class HiddenItems:
         used = keep_entries(earlier.matrix, in_hidden)
         has_history = np.diff(shown.matrix.indptr) > 0
         users = users[has_history]
-        trained = data.matrix[users]
+        trained: Any = data.matrix[users]
         trained = keep_entries(trained, ~is_hidden[trained.indices]).astype(np.float64)
         weights = model.normalizer_.user_weights(data)[users].astype(np.float64)
         parts = (later.matrix[has_history], used[has_history], trained, weights)
@@ -275,7 +275,7 @@ class HiddenItems:
         )
         solution = model.solution_
         P: Array = solution.gathered(self.hidden).astype(np.float64)  # P_N
-        T: Array = np.linalg.solve(P[:, self.hidden], P)  # P_NN^-1 P_N
+        T: Any = np.linalg.solve(P[:, self.hidden], P)  # P_NN^-1 P_N
         diagonal: Vector = model.diagonal_ - (P * T).sum(axis=0)
         ones = np.ones(len(source), solution.dtype)
         term = solution.term(ones, ones)
