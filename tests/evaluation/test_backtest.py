@@ -382,3 +382,27 @@ def test_a_fitted_model_with_features_lends_its_catalogue() -> None:
     lent = eq.backtest(model, data, horizon="80s", folds=2)
     assert lent["ndcg@20"] == with_own["ndcg@20"]
     assert model.interactions_.catalogue.columns == columns  # type: ignore[union-attr]
+
+
+def test_models_with_features_do_not_see_items_that_appear_after_the_period() -> None:
+    first_half = [(user, item, 1.0, float(item)) for user in range(20) for item in range(10)]
+    later = [(user, 10 + user % 2, 1.0, 10.0) for user in range(20)]
+    much_later = [(user, 12 + user % 2, 1.0, 20.0) for user in range(20)]
+    kinds = {"item": list(range(14)), "kind": ["even" if n % 2 == 0 else "odd" for n in range(14)]}
+    features = eq.Features(strength=1, map="nearest", rarity=0, mu=1, share=0.3, scale=1)
+    model = eq.EASE(l2=5.0, features=features)
+    data = eq.read(first_half + later + much_later, catalogue=kinds)
+    tested = eq.backtest(model, data, horizon=10, folds=2, bootstrap=0)
+    early, late = tested.folds
+    assert early.train.items.tolist() == list(range(12))
+    assert late.train.items.tolist() == list(range(14))
+    assert (early.train.item_counts[10:] == 0).all()
+    alone = eq.backtest(
+        model,
+        eq.read(first_half + later, catalogue={name: cells[:12] for name, cells in kinds.items()}),
+        horizon=10,
+        folds=1,
+        bootstrap=0,
+    )
+    assert alone.values("ndcg@20")[0] == tested.values("ndcg@20")[0] > 0
+    assert "the figures count them" in tested.notes[0]

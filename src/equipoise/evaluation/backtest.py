@@ -66,8 +66,8 @@ class Fold:
     """Training data before a cut, and what happened after it.
 
     `unknown_items` and `unknown_users` are the shares of the pairs after the cut whose item, or
-    user, did not exist before it: no list of this fold can contain them. `repeated` is the share
-    of pairs that the user had before.
+    user, did not exist before it: no list of this fold can contain them, but for the items if they
+    are targets (`new_items`). `repeated` is the share of pairs that the user had before.
     """
 
     cut: Cut
@@ -78,6 +78,7 @@ class Fold:
     unknown_items: float
     unknown_users: float
     repeated: float
+    new_items: bool
     notes: tuple[str, ...]
 
 
@@ -170,6 +171,7 @@ def _fold(
         float(1 - is_known_item.sum() / n_pairs),
         float(pairs_of_user[before.user_counts == 0].sum() / n_pairs),
         float(repeated.sum() / n_pairs),
+        new_items,
         split.notes,
     )
 
@@ -264,14 +266,22 @@ class Backtest:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Caveats: what no list of these periods could contain."""
+        """Caveats: what lists of these periods could hardly contain, or not at all."""
         lines = []
         items = np.mean([fold.unknown_items for fold in self.folds])
         users = np.mean([fold.unknown_users for fold in self.folds])
         if items >= 0.005:
+            counted = (
+                "no list of a model fitted before it contains them, and the figures leave them out"
+            )
+            if self.folds[0].new_items:
+                counted = (
+                    "the figures count them: the model knows them by their description alone, and "
+                    "the yardsticks not at all"
+                )
             lines.append(
                 f"{items:.0%} of the pairs after a cut are on items that did not exist before it; "
-                "no list of a model fitted before it contains them, and the figures leave them out"
+                f"{counted}"
             )
         if users >= 0.005:
             lines.append(

@@ -165,9 +165,7 @@ def time_cut(
     in_test = times >= test_cut
     in_train = times < (test_cut if valid_cut is None else valid_cut)
     train = data._only_events(in_train)
-    known = train.item_counts > 0
-    if flag("new_items", new_items):
-        known[:] = True
+    known = (data if flag("new_items", new_items) else train).item_counts > 0
     notes: list[str] = []
     parts: dict[str, Part] = {}
     for name, before, hidden in (
