@@ -23,7 +23,7 @@ from pathlib import Path
 from equipoise.serve.telemetry import Telemetry
 
 class Model:
-    name, version, n_items, fitted = "m", "v", 300_000, 0.0
+    name, version, n_items, n_loaded, fitted = "m", "v", 300_000, 300_000, 0.0
 
 numbers = Telemetry()
 if "fill" in sys.argv:

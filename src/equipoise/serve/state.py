@@ -172,7 +172,12 @@ class Served:
         self.event = self.forgotten = 0  # row numbers of the last ones the model includes
         self._folded_titles = [title.casefold() for title in self.titles]
         self._dials = max(2, min(DIALS, DIAL_BYTES // (16 * max(self.n_items, 1))))
-        self.untrended = Ranking.of(model, self._model_terms, self._dials)
+
+        def terms_of(alpha: float | None, new_items: float | None = None) -> list[Term]:
+            terms = model._terms(alpha)
+            return terms if new_items is None else model._with_dial(terms, new_items)
+
+        self.untrended = Ranking.of(model, terms_of, self._dials)
         self.trend: LiveTrend | None = None
         self.ranking = self._ranking()
         self.is_plain = model.fold_in and not model.ordered  # a history is a row of weights
@@ -182,10 +187,6 @@ class Served:
         terms = self.untrended.terms(None) if self.is_plain else []
         # assume that other models look at all items for each item of the history
         self._steps = scoring_steps(terms, self.n_items) if terms else (0.0, float(self.n_items))
-
-    def _model_terms(self, alpha: float | None, new_items: float | None = None) -> list[Term]:
-        terms = self.model._terms(alpha)
-        return terms if new_items is None else self.model._with_dial(terms, new_items)
 
     def with_added(self, added: Mapping[str, Mapping[str, Any]]) -> Served:
         """Return the model with these items of the store in place of those added before."""
