@@ -287,3 +287,11 @@ def test_a_misspelled_value_gets_a_suggestion(
     done = run(*command.format(new=tmp_path / "new").split())
     assert done.exit_code == 2
     assert message in " ".join(done.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("form", ["with", "beside", "none"])
+def test_training_data_go_where_the_option_says(run: Run, tmp_path: Path, form: str) -> None:
+    out = tmp_path / "model"
+    run("fit", "split", out, "--no-search", "--l2", 5, "--data", form)
+    assert bool(list(out.glob("block_*"))) == (form == "beside")
+    assert eq.load(out).data_.in_memory == (form == "with")

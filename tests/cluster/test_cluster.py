@@ -394,7 +394,8 @@ def is_mapped(array: np.ndarray) -> bool:
 def test_data_beyond_the_memory_here_are_mapped(data, local, tmp_path, monkeypatch):
     monkeypatch.setattr("equipoise.cluster.allocation.free_memory", lambda: 1000)
     model = eq.EASE(l2=5.0, dropout=0.3, normalizer=eq.DAN(0.2, 0.3))
-    fitted = eq.cluster.fit(model, data, where="workers", tile_rows=12, scratch=tmp_path / "large")
+    options = {"where": "workers", "tile_rows": 12, "scratch": tmp_path / "large"}
+    fitted = eq.cluster.fit(model, data, data="with", **options)
     assert all(
         map(is_mapped, (fitted.inverse_, fitted.data_.matrix.indices, fitted.data_.events.times))
     )

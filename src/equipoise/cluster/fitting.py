@@ -117,7 +117,8 @@ def fit(
     assert isinstance(fitted, LinearAutoencoder)
     require_strength([fitted], "neighbourhood" if by_neighbourhood else "auto")
     if form is None:
-        form = "with" if _needs_data_here(fitted) else "beside"
+        stays = isinstance(interactions, Partitioned) and not _needs_data_here(fitted)
+        form = "beside" if stays else "with"
     if form == "with" or not isinstance(interactions, Partitioned):
         source = _here(interactions, scratch)
     else:
