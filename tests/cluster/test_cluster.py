@@ -733,6 +733,7 @@ def die_always() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_task_that_kills_every_worker_raises_a_clear_error(client):
     scheduler = client.cluster.scheduler

@@ -91,6 +91,7 @@ def test_passes_have_the_bits_of_one_pass_and_of_one_machine(
         assert_same_bits(apart, here)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["gather", "solve_group"])
 def test_a_worker_killed_in_a_pass_changes_nothing(
     client: Any,

@@ -203,6 +203,7 @@ def test_a_folder_of_one_machine_is_an_error(data, tmp_path, monkeypatch):
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.slow
 def test_a_worker_killed_while_it_writes_blocks_changes_nothing(data, fault, tmp_path):
     fitted = eq.cluster.fit(eq.EASE(l2=5.0), data, **NEAR)
     for number, task in enumerate(["save_block", "add_item_sums"]):

@@ -82,8 +82,8 @@ def leave_one_out(
     50
     """
     choice("leave", leave, PROTOCOLS)
-    model.data_.loaded("leave-one-out")
     left_out = LeftOut(model, leave, alpha)
+    model.data_.loaded("leave-one-out")
     sample = left_out_part(model.data_, users, history, seed) if part is None else part
     checked = checked_part(sample)
     return evaluate(

@@ -185,7 +185,7 @@ def read(
     [10, 30]
     >>> print(*data.notes, sep="\n")
     columns found by name: user = 'user_id', item = 'movieId', rating = 'rating'
-    1 of 4 rows have a rating below 4
+    left out 1 of 4 rows that have a rating below 4
     >>> eq.read([("ann", "tea"), ("bob", "milk"), ("bob", "tea")]).history("bob")
     ['milk', 'tea']
     """
