@@ -99,8 +99,6 @@ def penalty_numbers(
 
     `weigh_users` returns the weight of each user in the Gram matrix.
     """
-    if l2 != "auto" and dropout != "auto":
-        return float(l2), float(dropout)
     n_users, total, weighed = sums_of_users(interactions, weigh_users)
     n_items = max(int((interactions.item_counts > 0).sum()), 1)
     mean_weight = weighed / total if total > 0 else 1.0

@@ -255,7 +255,9 @@ def test_comparisons_survive_a_file(model: eq.Popularity, tmp_path: Path) -> Non
     rules.save(tmp_path / "rules.toml")
     back = eq.Rules.load(tmp_path / "rules.toml")
     assert back.settings() == rules.settings()
-    lists = [model.recommend([["i1"]], k=8, rules=each).to_frame() for each in (rules, back)]
+    lists = [
+        model.recommend([["i1"]], k=8, rules=some_rules).to_frame() for some_rules in (rules, back)
+    ]
     assert lists[0].equals(lists[1])
     (tmp_path / "typed.toml").write_text(
         'include = { price = { max = 20 } }\nboost = [[{ published = { half_life = "14d" } }, 2]]'

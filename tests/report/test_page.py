@@ -149,10 +149,13 @@ def test_text_has_enough_contrast(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_head_and_tail_have_the_colours_of_the_page_of_the_service(scheme: str) -> None:
     served = (resources.files("equipoise.serve") / "page" / "page.css").read_text("utf-8")
-    colours, others = palette(_source("style.css"), scheme), palette(served, scheme)
+    colours, service_colours = palette(_source("style.css"), scheme), palette(served, scheme)
     for part in ("head", "tail"):
-        assert colours[part] == others[part]
-        assert all(contrast(others[part], others[ground]) >= 4.5 for ground in ("ground", "panel"))
+        assert colours[part] == service_colours[part]
+        assert all(
+            contrast(service_colours[part], service_colours[ground]) >= 4.5
+            for ground in ("ground", "panel")
+        )
 
 
 def palette(style: str, scheme: str) -> dict[str, str]:

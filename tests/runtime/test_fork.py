@@ -79,10 +79,10 @@ def outcomes(folder: Path, before: str) -> dict[str, str]:
 
 
 def test_a_fork_after_polars_was_used_is_refused(tmp_path: Path) -> None:
-    found = outcomes(tmp_path, "used")
+    results = outcomes(tmp_path, "used")
     refused = ("read", "load", "save", "recommend_to", "evaluate", "show", "union", "rules")
-    assert {name: found[name] for name in refused} == dict.fromkeys(refused, "ForkError True")
-    assert {found[name] for name in ("fit", "recommend", "filter")} == {"done"}
+    assert {name: results[name] for name in refused} == dict.fromkeys(refused, "ForkError True")
+    assert {results[name] for name in ("fit", "recommend", "filter")} == {"done"}
 
 
 def test_a_fork_before_anything_was_read_can_do_everything(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ JOB = {"data": "a", "rows": 256, "values": {"l2": [1.0]}}
 
 def test_a_state_is_read_back_by_its_own_job(tmp_path: Path) -> None:
     file = tmp_path / "state.json"
-    assert read_state(file, JOB, "remove it", lambda state: state.whole("done")) is None
+    assert read_state(file, JOB, "remove it", lambda state: state.whole_number("done")) is None
     write_state(file, JOB, done=3)
-    assert read_state(file, JOB, "remove it", lambda state: state.whole("done")) == 3
+    assert read_state(file, JOB, "remove it", lambda state: state.whole_number("done")) == 3
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -24,7 +24,9 @@ def test_a_state_of_another_job_is_refused_with_the_difference(tmp_path: Path) -
     file = tmp_path / "state.json"
     write_state(file, JOB, done=3)
     with pytest.raises(DataError, match="holds another fit: its rows is 256, not 512; give"):
-        read_state(file, {**JOB, "rows": 512}, "remove it", lambda state: state.whole("done"))
+        read_state(
+            file, {**JOB, "rows": 512}, "remove it", lambda state: state.whole_number("done")
+        )
 
 
 def test_a_damaged_state_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -32,7 +34,7 @@ def test_a_damaged_state_is_refused_with_the_remedy(tmp_path: Path) -> None:
     write_state(file, JOB, done=3)
     file.write_text(file.read_text().replace('"done": 3', '"done": 4'))
     with pytest.raises(FileFormatError, match=r"is damaged: .*; remove it"):
-        read_state(file, JOB, "remove it", lambda state: state.whole("done"))
+        read_state(file, JOB, "remove it", lambda state: state.whole_number("done"))
 
 
 @pytest.mark.parametrize(

@@ -203,8 +203,10 @@ def test_the_page_opens_with_two_models_on_an_example_and_marks_their_difference
             ]
             for user in users
         }
-    ids = {user: [{item["item"] for item in each} for each in lists[user]] for user in users}
-    tail = {user: [sum(item["tail"] for item in each) for each in lists[user]] for user in users}
+    ids = {user: [{item["item"] for item in ranked} for ranked in lists[user]] for user in users}
+    tail = {
+        user: [sum(item["tail"] for item in ranked) for ranked in lists[user]] for user in users
+    }
 
     def difference(user: str) -> tuple[int, int]:
         return abs(tail[user][0] - tail[user][1]), len(ids[user][0] - ids[user][1])

@@ -16,7 +16,7 @@ from equipoise.serve.security import Buckets, network
 
 SECRETS = {role: f"a-long-secret-for-{role}" for role in ("read", "write", "admin")}
 TOKENS = [{"name": role, "secret": secret, "role": role} for role, secret in SECRETS.items()]
-ASKED = [
+ROUTES_BY_ROLE = [
     ("GET", "/v1/recommend/u5", "read"),
     ("POST", "/v1/recommend", "read"),
     ("GET", "/v1/models", "read"),
@@ -41,7 +41,7 @@ def bearer(secret: str) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"}
 
 
-@pytest.mark.parametrize(("method", "path", "needed"), ASKED)
+@pytest.mark.parametrize(("method", "path", "needed"), ROUTES_BY_ROLE)
 def test_a_role_allows_its_routes(served: Serve, method: str, path: str, needed: str) -> None:
     api = served(tokens=TOKENS)
     options = {"json": BODIES[path]} if path in BODIES else {}
@@ -66,7 +66,7 @@ METHODS = ["GET", "POST", "PUT", "DELETE"]  # what routes have; others are tried
 def tricky_paths() -> list[str]:
     """Return paths that look like the ones that need more than the role read."""
     paths = []
-    for _, path, needed in ASKED:
+    for _, path, needed in ROUTES_BY_ROLE:
         if needed == "read":
             continue
         paths += [path, path.upper(), f"/{path}", f"/v1/t/default{path.removeprefix('/v1')}"]
@@ -90,7 +90,7 @@ def test_no_spelling_of_a_path_gets_past_the_roles(served: Serve) -> None:
     store = api.state.store
     api.post("/v1/events", {"events": [{"user": "u5", "item": 3}]}, headers=admin)
     versions = api.get("/v1/models", headers=admin).json()["models"]
-    plain = [path for _, path, needed in ASKED if needed != "read"]
+    plain = [path for _, path, needed in ROUTES_BY_ROLE if needed != "read"]
     requests = [(method, path) for path in tricky_paths() for method in METHODS]
     requests += [
         (method, path) for path in plain for method in ("HEAD", "PATCH", "OPTIONS", "TRACE")

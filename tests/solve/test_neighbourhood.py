@@ -303,7 +303,7 @@ def test_with_little_memory_entries_are_in_files_and_one_thread_checks(
         fits = [
             eq.EASE(l2=5.0).fit(synthetic, **near, memory=size) for size in (10 * least, least)
         ]
-    assert [found.audit_threads for found in plans] == [2, 1]
+    assert [plan.audit_threads for plan in plans] == [2, 1]
     assert_same_bits(fits[0].inverse_, fits[1].inverse_)
     assert fits[0].audit_ == fits[1].audit_
     assert type(fits[1].inverse_.data) is np.ndarray

@@ -63,5 +63,5 @@ def test_sums_are_added_in_the_order_of_the_users(rng: np.random.Generator) -> N
     lengths = np.diff(X.indptr)
     entries = np.repeat(weights, lengths) * X.data.astype(np.float64) ** 2
     np.testing.assert_array_equal(squares, np.bincount(X.indices, entries, minlength=40))
-    others = np.repeat(lengths - 1, lengths)
-    np.testing.assert_array_equal(partners, np.bincount(X.indices, others, minlength=40))
+    n_partners = np.repeat(lengths - 1, lengths)
+    np.testing.assert_array_equal(partners, np.bincount(X.indices, n_partners, minlength=40))

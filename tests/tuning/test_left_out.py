@@ -313,8 +313,8 @@ def test_yardsticks_are_measured_on_users_they_have_not_seen(synthetic: Interact
     values = []
     for row in range(part.history.n_users):
         user = part.history.rows([row])
-        others = synthetic.select(users=[u for u in synthetic.users if u != user.users[0]])
-        listed = eq.Popularity().fit(others).recommend(user, k=20).items[0]
+        remaining = synthetic.select(users=[u for u in synthetic.users if u != user.users[0]])
+        listed = eq.Popularity().fit(remaining).recommend(user, k=20).items[0]
         hidden = set(part.target.rows([row]).history(user.users[0]))
         gains = [1 / np.log2(rank + 2) for rank, item in enumerate(listed) if item in hidden]
         ideal = sum(1 / np.log2(rank + 2) for rank in range(min(len(hidden), 20)))

@@ -154,9 +154,9 @@ def fit(
         arguments = chosen.fit_arguments(model) | options.worker_arguments()
         with working(f"fitting {model.label} on the workers"):
             # what the model is saved without may be needed before, as for --half
-            kept = "with" if training_data == "with" else None
+            data_form = "with" if training_data == "with" else None
             model = fit_on_workers(
-                model, opened, data=kept, where="workers", client=reading.cluster, **arguments
+                model, opened, data=data_form, where="workers", client=reading.cluster, **arguments
             )
         _save(model, out, perf_counter() - start, as_json, **saved)
         return

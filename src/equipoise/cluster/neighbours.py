@@ -93,11 +93,11 @@ class NeighbourhoodSolver:
         sent_numbers = send(self.client, numbers)
         chunks = self.spread.map_chunks(make_chunk, user_weights, numbers.rank)
         spans = _strip_spans(numbers.partners)
-        is_whole = all(run_in_order(self.client, _each(has_whole_values, chunks)))
+        is_whole = all(run_in_order(self.client, _calls(has_whole_values, chunks)))
         is_exact = is_whole and float(sums[2].max(initial=0)) < EXACT
         strips = self._sum_strips(chunks, sent_numbers, numbers, spans, is_exact)
         del chunks
-        lengths = np.concatenate(list(run_in_order(self.client, _each(row_lengths, strips))))
+        lengths = np.concatenate(list(run_in_order(self.client, _calls(row_lengths, strips))))
         if in_one_pass:
             targets = _shares(numbers.names)
             lists = submit(self.client, join_strips, strips)
@@ -242,7 +242,7 @@ def _strip_spans(partners: Offsets) -> list[Span]:
     return list(pairwise([*starts.tolist(), len(partners)]))
 
 
-def _each(function: Any, futures: list[Any]) -> Iterator[tuple[Any, ...]]:
+def _calls(function: Any, futures: list[Any]) -> Iterator[tuple[Any, ...]]:
     return ((function, future) for future in futures)
 
 
@@ -447,9 +447,9 @@ def supports_in(
 ) -> Supports:
     """Return the supports of targets of a strip, one after the other."""
     if neighbours >= n_items - 1:
-        others = np.concatenate([np.delete(np.arange(n_items), target) for target in targets])
+        other_items = np.concatenate([np.delete(np.arange(n_items), target) for target in targets])
         sizes = np.full(len(targets), n_items - 1, np.int32)
-        return Supports(offsets_of(sizes), sizes, others.astype(np.int32))
+        return Supports(offsets_of(sizes), sizes, other_items.astype(np.int32))
     rows = targets - span[0]
     sizes = np.minimum(strip.lengths[rows], neighbours).astype(np.int32)
     places, starts = segments(strip.starts[rows], sizes)

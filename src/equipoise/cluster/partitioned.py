@@ -294,7 +294,7 @@ def sum_strip(
     all_pairs: bool,
 ) -> npt.NDArray[np.float64]:
     """Return the sums of `pair_sums` for these items."""
-    return pair_sums(shared, items, counts, delta, whole=all_pairs)
+    return pair_sums(shared, items, counts, delta, all_pairs=all_pairs)
 
 
 def _core_pairs(block: Interactions, core_items: Flags, min_user: int) -> tuple[Flags, Any]:

@@ -111,7 +111,7 @@ class SavedBlocks(Blocks):
     def __init__(self, place: str, entries: Sequence[Fields]) -> None:
         self.place = place.rstrip("/") if is_address(place) else str(Path(place).absolute())
         self.entries = list(entries)
-        self.block_users = np.array([entry.whole("users") for entry in entries], np.int64)
+        self.block_users = np.array([entry.whole_number("users") for entry in entries], np.int64)
         kinds = {entry.text("kind", KINDS) for entry in entries}
         if len(kinds) > 1:
             raise FileFormatError("its blocks of users have ids of two kinds")
@@ -121,7 +121,9 @@ class SavedBlocks(Blocks):
     @property
     def sizes(self) -> tuple[int, int]:
         """Number of pairs and of events of all blocks."""
-        pairs, events = (sum(e.whole(name) for e in self.entries) for name in ("pairs", "events"))
+        pairs, events = (
+            sum(e.whole_number(name) for e in self.entries) for name in ("pairs", "events")
+        )
         return pairs, events
 
     @contextmanager
@@ -169,7 +171,7 @@ class SavedBlocks(Blocks):
             else:
                 low, high = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
                 frame = _read(file, span=(low, high))[rows - low]
-        if rows is None and frame.height != entry.whole("users"):
+        if rows is None and frame.height != entry.whole_number("users"):
             raise FileFormatError(f"{entry['file']} does not have the users of the manifest")
         return _block(frame, entry, self.kind)
 

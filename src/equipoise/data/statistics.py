@@ -243,7 +243,7 @@ def homophily(interactions: Interactions, *, delta: float = 1.5) -> float:
     if not data.n_interactions:
         return 0.0
     sums = np.zeros((2, data.n_items))
-    _add_all(data, delta, np.arange(data.n_items, dtype=np.int32), sums, whole=False)
+    _add_all(data, delta, np.arange(data.n_items, dtype=np.int32), sums, all_pairs=False)
     return pair_ratio(sums)
 
 
@@ -261,7 +261,7 @@ def sampled_homophily(
     drawn, chance = draw_items(data.item_counts, seed)
     items, place = np.unique(drawn, return_inverse=True)
     sums = np.zeros((2, data.n_items))
-    _add_all(data, delta, items.astype(np.int32), sums, whole=True)
+    _add_all(data, delta, items.astype(np.int32), sums, all_pairs=True)
     return sampled_ratio(sums[:, items] / chance[items], place)
 
 
@@ -307,7 +307,7 @@ def _add_all(
     chosen: npt.NDArray[np.int32],
     sums: npt.NDArray[np.float64],
     *,
-    whole: bool,
+    all_pairs: bool,
 ) -> None:
     """Write sums of w_ij s_ij and of w_ij over j != i (j > i unless `whole`) for items i."""
     matrix, counts = data.matrix, data.item_counts
@@ -322,7 +322,7 @@ def _add_all(
 
     def add_block(number: int) -> None:
         block = chosen[number * BLOCK : (number + 1) * BLOCK]
-        _add_pairs(block, whole, users, places, starts, rows, items, counts, power, sums)
+        _add_pairs(block, all_pairs, users, places, starts, rows, items, counts, power, sums)
 
     run(add_block, -(-len(chosen) // BLOCK))
 
@@ -351,7 +351,7 @@ def pair_sums(
     counts: npt.NDArray[np.int64],
     delta: float,
     *,
-    whole: bool,
+    all_pairs: bool,
 ) -> npt.NDArray[np.float64]:
     """Sum w_ij s_ij and w_ij for items i over all j != i, or over j > i unless `whole`.
 
@@ -361,7 +361,7 @@ def pair_sums(
     sums = np.zeros((2, len(shared)))
     for row, (i, common) in enumerate(zip(items.tolist(), shared, strict=True)):
         j = np.flatnonzero(common)
-        j = j[j != i] if whole else j[j > i]
+        j = j[j != i] if all_pairs else j[j > i]
         both = common[j].astype(np.int64)
         weight = power[both] / np.minimum(counts[i], counts[j])
         sums[0, row] = (weight * both / (counts[i] + counts[j] - both)).sum()
@@ -372,7 +372,7 @@ def pair_sums(
 @compiled
 def _add_pairs(
     chosen: npt.NDArray[np.int32],
-    whole: bool,
+    all_pairs: bool,
     users: npt.NDArray[np.int32],
     places: npt.NDArray[np.int64],
     starts: npt.NDArray[np.int64],
@@ -390,7 +390,7 @@ def _add_pairs(
         for entry in range(starts[i], starts[i + 1]):
             user = users[entry]
             # The items of a row ascend, so the j > i follow this entry.
-            first = rows[user] if whole else places[entry] + 1
+            first = rows[user] if all_pairs else places[entry] + 1
             for place in range(first, rows[user + 1]):
                 j = items[place]
                 if shared[j] == 0:

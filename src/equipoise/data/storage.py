@@ -149,7 +149,7 @@ class Fields(dict[str, Any]):
         """A list of text."""
         return self._read_list(name, lambda entry: isinstance(entry, str), "text")
 
-    def whole(self, name: str, least: int = 0, most: int = LARGEST) -> int:
+    def whole_number(self, name: str, least: int = 0, most: int = LARGEST) -> int:
         """An integer in this range."""
         expected = f"a whole number from {least} to {most:.3g}"
         number: int = self._read(name, int, expected)
@@ -615,7 +615,7 @@ def read_manifest(file: Path) -> Fields:
             raise FileFormatError("it is larger than any manifest")
         manifest = parse(file.read_bytes())
         manifest.text("format")
-        manifest.whole("version", least=1)
+        manifest.whole_number("version", least=1)
         manifest.group("meta")
         manifest.group("files")
     except OSError as error:

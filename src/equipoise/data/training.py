@@ -471,12 +471,12 @@ def unpack_facts(
 
     The items are those of `like` where it is given.
     """
-    n_items = meta.whole("items")
+    n_items = meta.whole_number("items")
     items = unpack_items(stored, prefix, n_items) if like is None else like.item_index
     counts = np.array(stored.array(f"{prefix}item_counts", (n_items,), "i", sizes=(8,)))
     facts = Facts(
-        meta.whole("users"),
-        meta.whole("interactions"),
+        meta.whole_number("users"),
+        meta.whole_number("interactions"),
         counts,
         meta.text("fingerprint"),
         meta.flag("weighted"),

@@ -244,8 +244,8 @@ def _restore(stored: Stored) -> Result:
     for name in ("exclude_seen", "tuned_on_test"):
         meta.flag(name)
     for name in ("n_users", "n_items", "bootstrap"):
-        meta.whole(name)
-    meta.whole("seed", most=LARGEST_SEED)
+        meta.whole_number(name)
+    meta.whole_number("seed", most=LARGEST_SEED)
     meta.group("settings")
     definitions, seconds = meta.group("definitions"), meta.group("seconds")
     content["definitions"] = {name: definitions.text(name) for name in definitions}

@@ -181,7 +181,9 @@ class Recommender(Answering):
 
     def _fit_trend(self) -> None:
         """Count recent users for the trend; the terms of the scores must be there."""
-        self.trend_, self._recent_users = None, usual_recent_users(self.data_)
+        self.trend_, self._recent_users = None, None
+        if self.data_.time_span is not None:
+            self._recent_users = usual_recent_users(self.data_)
         if self.trend is not None:
             if not isinstance(self.trend, Trend):
                 raise SettingError(f"trend must be a Trend or None, got {self.trend!r}")

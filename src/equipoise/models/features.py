@@ -238,8 +238,8 @@ class Vocabulary:
                 f"{what} has nothing that describes several items: features need categories, "
                 "text, numbers or vectors that items share"
             )
-        whole = cls(tuple(columns), np.ones(sum(column.size for column in columns)), 1.0)
-        return whole.weighted(catalogue)._limited(features.limit, catalogue)
+        vocabulary = cls(tuple(columns), np.ones(sum(column.size for column in columns)), 1.0)
+        return vocabulary.weighted(catalogue)._limited(features.limit, catalogue)
 
     @property
     def size(self) -> int:
@@ -418,9 +418,11 @@ def _tokens(cells: pl.Series, kind: str) -> pl.DataFrame:
     frame = pl.DataFrame({"row": np.arange(len(cells)), "token": cells})
     token = pl.col("token")
     if cells.dtype.is_float():  # a column of integers with gaps, as some libraries have it
-        whole = token.cast(pl.Int64, strict=False)
+        integers = token.cast(pl.Int64, strict=False)
         frame = frame.with_columns(
-            pl.when(token == whole).then(whole.cast(pl.String)).otherwise(token.cast(pl.String))
+            pl.when(token == integers)
+            .then(integers.cast(pl.String))
+            .otherwise(token.cast(pl.String))
         )
     if kind == "list":
         frame = frame.explode("token")

@@ -475,7 +475,7 @@ class _NeighbourhoodInverse(Inverse):
         audit = state.group("audit")
         agreement = {name: audit.number(name) for name in audit}
         diagonal = np.array(stored.finite("diagonal", (n_items,)), np.float64)
-        neighbours = state.whole("neighbours", least=1)
+        neighbours = state.whole_number("neighbours", least=1)
         return cls(Columns(data, indices, indptr, diagonal, neighbours, agreement))
 
     def require(self, work: Work) -> None:

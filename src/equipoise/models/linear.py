@@ -613,6 +613,8 @@ class LinearAutoencoder(Recommender):
 
     def _numbers(self, data: Interactions, normalizer: Normalizer) -> tuple[float, float]:
         """Return l2 and dropout, with numbers in place of "auto"."""
+        if "auto" not in (self.l2, self.dropout):
+            return float(self.l2), float(self.dropout)
         return penalty_numbers(self.l2, self.dropout, data, normalizer.user_weights)
 
     def _penalty(

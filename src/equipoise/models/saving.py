@@ -198,7 +198,7 @@ def _restored_estimate(saved: Fields) -> dict[str, Any]:
     estimate: dict[str, Any] = {
         name: saved.text(name) for name in ("protocol", "version", "part", "data")
     }
-    estimate |= {name: saved.whole(name, most=LARGEST_SEED) for name in ("n_users", "seed")}
+    estimate |= {name: saved.whole_number(name, most=LARGEST_SEED) for name in ("n_users", "seed")}
     for name in ("yardsticks", "periods"):
         if name in saved:
             numbers = saved.group(name)

@@ -315,7 +315,7 @@ class SessionRegression(SessionModel):
                 raise FileFormatError(f"its matrix is {dense.dtype}, not {self.dtype_}")
             self._take(None, dense)
             return
-        rows = state.whole("rows")
+        rows = state.whole_number("rows")
         shapes = {"inputs": rows, "targets": rows, "right": n_items}
         parts = {name: narrow(sparse_from(stored, name, n_items, n)) for name, n in shapes.items()}
         diagonal = np.array(stored.finite("diagonal", (n_items,), sizes=(8,)))

@@ -111,8 +111,9 @@ class Ranked:
     def overlap(self, other: Ranked) -> float:
         """Return the mean share of the items of a list that the other list of the user has too."""
         shared = [
-            len(np.intersect1d(items[items >= 0], others[others >= 0])) / int((items >= 0).sum())
-            for items, others in zip(self.items, other.items, strict=True)
+            len(np.intersect1d(items[items >= 0], other_items[other_items >= 0]))
+            / int((items >= 0).sum())
+            for items, other_items in zip(self.items, other.items, strict=True)
             if (items >= 0).any()
         ]
         # users who have used every item have no list
@@ -218,11 +219,11 @@ class RowRanker:
         self._terms, self._dtype = terms, sum_dtype(terms)
         self._n_items = terms[0].n_items
         self._base = constant_scores(terms, self._n_items)
-        others = [term for term in terms if term.constant is None]
+        summed = [term for term in terms if term.constant is None]
         self._fits_cache = self._n_items * self._dtype.itemsize <= TILE
         self._arrays: tuple[Any, ...] | None = None  # of a single matrix, for the compiled loop
-        if len(others) == 1 and type(others[0]) is Dense and others[0].dtype == self._dtype:
-            self._arrays = others[0].arrays
+        if len(summed) == 1 and type(summed[0]) is Dense and summed[0].dtype == self._dtype:
+            self._arrays = summed[0].arrays
 
     def rank(
         self,

@@ -706,13 +706,13 @@ class _Items:
     def _places(self, name: str) -> dict[Any, list[int]]:
         """Return the items with each value of an attribute, and with each complete text."""
         if name not in self._by_value:
-            kept = self._kept(name)
-            if kept is None:
-                kept = AttributeIndex(self.column(name).to_list(), written_values)
-            self._by_value[name] = kept.places
+            index = self._known_index(name)
+            if index is None:
+                index = AttributeIndex(self.column(name).to_list(), written_values)
+            self._by_value[name] = index.places
         return self._by_value[name]
 
-    def _kept(self, name: str) -> AttributeIndex | None:
+    def _known_index(self, name: str) -> AttributeIndex | None:
         """Return what the data keep of an attribute, which has no unknown pins."""
         keeps = getattr(self.data, "attribute_index", None)
         return None if keeps is None or self.unknown_pins else keeps(name)
@@ -748,11 +748,11 @@ class _Items:
     def codes(self, name: str) -> npt.NDArray[np.int32]:
         """Return a number for each value of an attribute, a row for each item, padded with -1."""
         keeps = getattr(self.data, "attribute_codes", None)
-        kept = None if keeps is None else keeps(name)
-        if kept is None:
+        codes = None if keeps is None else keeps(name)
+        if codes is None:
             cells = self.column(name)[: self.data.n_items].to_list()
-            kept = AttributeCodes(cells, attribute_values)
-        return kept.array
+            codes = AttributeCodes(cells, attribute_values)
+        return codes.array
 
     def _apply_function(self, function: Any) -> Mask:
         """Return a mask of the items for whose attributes a function is true."""

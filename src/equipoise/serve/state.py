@@ -573,8 +573,8 @@ class Catalogue:
         # part of keys of the cache, where entries outlive this object; the same after changes
         self._number = next(self._numbers)
         known_items = served.data.known_items
-        self._own = CatalogueOfData(pl.DataFrame()) if known_items is None else known_items
-        self._own_names = self._own.frame.columns
+        self._of_model = CatalogueOfData(pl.DataFrame()) if known_items is None else known_items
+        self._own_names = self._of_model.frame.columns
         self._title = next(iter(self._own_names), "title")
         self._stored_names = Counter(itertools.chain.from_iterable(stored.values()))
         self.available = np.ones(served.n_items, np.bool_)
@@ -637,7 +637,7 @@ class Catalogue:
         stored = list(self.stored)
         known = dict(zip(stored, find(self.served.items, stored).tolist(), strict=True))
         unknown = [item for item, place in known.items() if place < 0]
-        new_ids = dict.fromkeys([*map(str, self._own.new_index.values.tolist()), *unknown])
+        new_ids = dict.fromkeys([*map(str, self._of_model.new_index.values.tolist()), *unknown])
         new = {item: self.served.n_items + n for n, item in enumerate(new_ids)}
         return new | {item: place for item, place in known.items() if place >= 0}
 
@@ -649,7 +649,7 @@ class Catalogue:
 
     def unknown_attributes(self, item: Any) -> dict[str, Any]:
         """Return the attributes of an item that the model does not know."""
-        known_items, row = self._own, {}
+        known_items, row = self._of_model, {}
         if known_items.new_items is not None:
             place = int(known_items.new_index.positions([item], unknown="skip")[0])
             if place >= 0:
@@ -674,7 +674,7 @@ class Catalogue:
     def _make_column(self, name: str) -> Column:
         places, n_items = self._places, self.served.n_items
         n_new_items = sum(place >= n_items for place in places.values())
-        model_column = stacked(self._own, name, n_items, n_new_items)
+        model_column = stacked(self._of_model, name, n_items, n_new_items)
         changes = {places[i]: row[name] for i, row in self.stored.items() if name in row}
         return Column(model_column, changes, n_items)
 
@@ -938,10 +938,10 @@ class State:
         self, served: Served, changes: Mapping[str, Mapping[str, Any]] | None = None
     ) -> Served:
         """Return a model with the items of the store; after `changes`, or with all of them."""
-        kept = served.added if changes is not None else {}
+        unchanged = served.added if changes is not None else {}
         stored = self._attributes if changes is None else changes
-        kept = {item: values for item, values in kept.items() if item not in stored}
-        added = kept | described_items(served._loaded_model, stored)
+        unchanged = {item: values for item, values in unchanged.items() if item not in stored}
+        added = unchanged | described_items(served._loaded_model, stored)
         if added == served.added:
             return served
         try:

@@ -82,8 +82,8 @@ def item_sums(
     """Add the diagonal of X^T W X to `squares`, and to `partners` the other items of the users."""
     step = np.int64(len(values) > 1)
     for user in range(len(indptr) - 1):
-        others = indptr[user + 1] - indptr[user] - 1
+        n_others = indptr[user + 1] - indptr[user] - 1
         for place in range(indptr[user], indptr[user + 1]):
             item = indices[place]
             squares[item] += weights[user] * np.float64(values[place * step]) ** 2
-            partners[item] += others
+            partners[item] += n_others

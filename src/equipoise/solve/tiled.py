@@ -135,7 +135,7 @@ def written_bytes(folder: Path) -> int:
 def stored_rows(folder: Path) -> int:
     """Return the rows of the tiles in a folder; 0 without tiles or with a damaged state."""
     try:
-        return parse((folder / STATE).read_bytes()).group("problem").whole("rows")
+        return parse((folder / STATE).read_bytes()).group("problem").whole_number("rows")
     except (OSError, FileFormatError):
         return 0  # `TileFolder` reports the damage
 
@@ -299,13 +299,13 @@ class TileFolder:
     def _read_state(self, state: Fields) -> tuple[int, dict[Place, tuple[str, int]]]:
         """Return the number of steps done, and the file and the checksum of each tile."""
         state.text("format", (FORMAT,))
-        done = state.whole("done")
+        done = state.whole_number("done")
         files: dict[Place, tuple[str, int]] = {}
         entries = state.get("tiles")
         for entry in entries if isinstance(entries, list) else [entries]:
             tile = Fields(dict(zip(ENTRY, entry, strict=False)) if isinstance(entry, list) else {})
-            place = tile.whole("row"), tile.whole("column")
-            name, checksum = tile.text("file"), tile.whole("checksum", most=2**32 - 1)
+            place = tile.whole_number("row"), tile.whole_number("column")
+            name, checksum = tile.text("file"), tile.whole_number("checksum", most=2**32 - 1)
             if not re.fullmatch(rf"{place[0]:04d}-{place[1]:04d}-\d{{8,}}\.tile", name):
                 raise FileFormatError(f"{name!r} does not name the tile {place}")
             files[place] = name, checksum

@@ -140,7 +140,7 @@ class Ledger:
         for point in points:
             point.text("family")
             last = len(self._header.get("models", [None])) - 1
-            prototype = point.whole("prototype", most=last)
+            prototype = point.whole_number("prototype", most=last)
             for name in self._header.get("metrics", ()):
                 point.number(name)
             if not outer.keys() <= point.keys():

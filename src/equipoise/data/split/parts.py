@@ -209,7 +209,7 @@ def _restored(stored: Stored) -> Split:
                 unpack(stored, packed.group(key), f"{key}_", like=train) for key in keys
             )
             parts[name] = Part(history, target, protocol, name, repeats)
-    seed = None if meta.get("seed", 0) is None else meta.whole("seed", most=LARGEST_SEED)
+    seed = None if meta.get("seed", 0) is None else meta.whole_number("seed", most=LARGEST_SEED)
     notes = tuple(meta.texts("notes"))
     valid_data = None
     if "valid_data" in packed:  # older versions did not save it

@@ -262,9 +262,9 @@ class Training:
     def _checked(self, stored: Stored) -> dict[str, Array]:
         """Return the arrays of a checkpoint, checked."""
         meta = stored.meta
-        meta.whole("best_epoch", most=meta.whole("epoch"))
+        meta.whole_number("best_epoch", most=meta.whole_number("epoch"))
         for name in ("update", "without_gain"):
-            meta.whole(name, most=2**53)
+            meta.whole_number(name, most=2**53)
         training_history(meta)
         roles = ["now", *MOMENTS, *(["best"] if meta["best_epoch"] else [])]
         return {
@@ -295,7 +295,7 @@ def training_history(fields: Fields) -> list[dict[str, Any]]:
     """Return the loss of each epoch, with recall and NDCG if it was evaluated; checked."""
     entries = fields.groups("history")
     for entry in entries:
-        entry.whole("epoch", least=1)
+        entry.whole_number("epoch", least=1)
         entry.number("loss")
         for name in ("recall", "ndcg"):
             if entry.get(name, name) is not None:
@@ -505,7 +505,7 @@ class NeuralModel(Recommender):
         return {"epoch": self.epoch_, "history": self.history_}, super()._state()[1]
 
     def _restore(self, state: Fields, stored: Stored) -> None:
-        self.epoch_, self.history_ = state.whole("epoch"), training_history(state)
+        self.epoch_, self.history_ = state.whole_number("epoch"), training_history(state)
         super()._restore(state, stored)
         if any(array.dtype != "float32" for array in self.arrays_.values()):
             raise FileFormatError("its arrays are not float32")
