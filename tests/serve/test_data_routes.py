@@ -14,6 +14,7 @@ from tests.serve.conftest import Api, Serve
 from tests.serve.test_api import click, items
 from tests.serve.test_store import TRICKS, event
 
+from equipoise.errors import DataError
 from equipoise.models import load
 from equipoise.serve import records
 from equipoise.serve.folding import fold_saved
@@ -26,6 +27,7 @@ from equipoise.serve.records import (
     scrub,
 )
 from equipoise.serve.store import Mark, Store
+from equipoise.serve.transfer import LISTED, validate
 
 LINES = {"content-type": "application/x-ndjson"}
 PARQUET = {"content-type": "application/vnd.apache.parquet"}
@@ -119,6 +121,20 @@ def test_bad_records_are_named(
     assert answer.status_code == 422, answer.text
     assert reason in answer.json()["detail"]
     assert exported(api) == []
+
+
+@pytest.mark.parametrize(
+    ("user", "problem"),
+    [
+        ("u" * 5_000, "line 2: user: String should have at most"),
+        (1.5, "line 2: user: Input should be text or a whole number"),
+        (-(10**30), "line 2: user: Input should be greater than or equal to"),
+    ],
+)
+def test_an_id_that_is_refused_gets_the_reason_of_its_own_type(user: Any, problem: str) -> None:
+    records = [{"user": "ann", "item": "tea"}, {"user": user, "item": "tea"}]
+    with pytest.raises(DataError, match=f"^{problem}"):
+        validate(records, lambda number: f"line {number + 1}: ", LISTED)
 
 
 def test_a_table_with_another_column_is_refused(api: Api) -> None:

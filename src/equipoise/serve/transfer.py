@@ -155,6 +155,9 @@ class ItemImport:
         self.rows += len(new)
 
 
+ID_TYPES = ("constrained-int", "constrained-str")  # how pydantic calls the two kinds of ids
+
+
 def validate(
     records: Sequence[Any],
     located: Callable[[int], str],
@@ -164,11 +167,18 @@ def validate(
     try:
         return adapter.validate_python(records)
     except ValidationError as error:
-        first = error.errors()[0]
-        (number, *path) = first["loc"] or (0,)
-        field = ".".join(str(part) for part in path)[:200]
+        errors = error.errors()
+        number, *path = errors[0]["loc"] or (0,)
+        of_field = [
+            e for e in errors if e["loc"][1:2] == tuple(path[:1]) and e["loc"][0] == number
+        ]
+        # an id may be text or an integer, and has an error for either; that of its own type tells
+        first = next((e for e in of_field if not e["type"].endswith("_type")), errors[0])
+        is_no_id = first["loc"][-1] in ID_TYPES and first["type"].endswith("_type")
+        problem = "Input should be text or a whole number" if is_no_id else first["msg"]
+        field = ".".join(str(part) for part in first["loc"][1:] if part not in ID_TYPES)[:200]
         where = located(int(number))
-        raise DataError(f"{where}{field + ': ' if field else ''}{first['msg']}") from None
+        raise DataError(f"{where}{field + ': ' if field else ''}{problem}") from None
 
 
 class LineSplitter:
