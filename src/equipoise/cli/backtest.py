@@ -185,7 +185,7 @@ def _show(result: Backtest, metric: str, repeats: str) -> None:
             "± error": "standard error of the mean as a forecast of the next period",
             "pairs": "a user and an item of the period, counted once",
             "new items, new users": "shares of the pairs whose item or user did not exist before "
-            "the cut; no list can contain or reach them",
+            "the cut",
             "repeated": "share of the pairs whose item the user had used before; --repeats again "
             "evaluates these",
         }

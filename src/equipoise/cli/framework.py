@@ -465,10 +465,7 @@ def declare(app: typer.Typer, name: str, example: str) -> Callable[[Command], Co
     """
 
     def register(function: Command) -> Command:
-        # one line per paragraph, which the width of the terminal wraps
-        paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-        app.command(name, help=text, epilog=f"Example: {example}", no_args_is_help=False)(
+        app.command(name, epilog=f"Example: {example}", no_args_is_help=False)(
             _expand_groups(function)
         )
         return function
